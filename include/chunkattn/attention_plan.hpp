@@ -15,7 +15,7 @@
 #include "detail/tree/step_reader.hpp"
 #include "plan_view.hpp"
 #include "step.hpp"
-#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#if CHUNKATTN_BODIES
 #include "detail/plan/update.hpp"
 #endif
 

@@ -31,7 +31,7 @@
 #include "variants.hpp"
 
 // Where kernels are compiled elsewhere, one that is missing is an error of the linker.
-#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#if CHUNKATTN_BODIES
 #include "detail/cpu/run_kernels.hpp"
 #endif
 

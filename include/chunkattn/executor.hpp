@@ -119,23 +119,7 @@ class ThreadPool {
  private:
   static constexpr int spin_limit = 2000;
 
-  void start() {
-#if CHUNKATTN_EXCEPTIONS
-    try {
-#endif
-      threads_.reserve(static_cast<std::size_t>(concurrency_ - 1));
-      while (threads_.size() + 1 < static_cast<std::size_t>(concurrency_))
-        threads_.emplace_back([this] { work(); });
-#if CHUNKATTN_EXCEPTIONS
-    } catch (const std::exception& error) {
-      const std::size_t started = threads_.size();
-      stop();
-      detail::fail(Error(detail::joined({"num_threads = ", concurrency_,
-                                         ": expected no more than the system allows, thread ",
-                                         started + 2, " could not be started: ", error.what()})));
-    }
-#endif
-  }
+  void start();
   void start_anew() {
     forget();
     stop_.store(false, std::memory_order_relaxed);
@@ -177,21 +161,7 @@ class ThreadPool {
     }
   }
 
-  void work() {
-    std::uint32_t seen = 0;
-    for (;;) {
-      for (int spins = 0; round_.load(std::memory_order_acquire) == seen; ++spins) {
-        if (spins < spin_limit)
-          detail::spin_pause();
-        else
-          round_.wait(seen, std::memory_order_acquire);
-      }
-      seen = round_.load(std::memory_order_acquire);
-      if (stop_.load(std::memory_order_relaxed)) return;
-      take_calls();
-      busy_.fetch_sub(1, std::memory_order_release);
-    }
-  }
+  void work();
 
   int concurrency_ = 1;
   detail::ForkMark mark_;
@@ -207,5 +177,41 @@ class ThreadPool {
   std::exception_ptr failure_;
 };
 static_assert(Executor<ThreadPool>);
+
+#if CHUNKATTN_BODIES
+CHUNKATTN_FUNCTION void ThreadPool::start() {
+#if CHUNKATTN_EXCEPTIONS
+  try {
+#endif
+    threads_.reserve(static_cast<std::size_t>(concurrency_ - 1));
+    while (threads_.size() + 1 < static_cast<std::size_t>(concurrency_))
+      threads_.emplace_back([this] { work(); });
+#if CHUNKATTN_EXCEPTIONS
+  } catch (const std::exception& error) {
+    const std::size_t started = threads_.size();
+    stop();
+    detail::fail(Error(detail::joined({"num_threads = ", concurrency_,
+                                       ": expected no more than the system allows, thread ",
+                                       started + 2, " could not be started: ", error.what()})));
+  }
+#endif
+}
+
+CHUNKATTN_FUNCTION void ThreadPool::work() {
+  std::uint32_t seen = 0;
+  for (;;) {
+    for (int spins = 0; round_.load(std::memory_order_acquire) == seen; ++spins) {
+      if (spins < spin_limit)
+        detail::spin_pause();
+      else
+        round_.wait(seen, std::memory_order_acquire);
+    }
+    seen = round_.load(std::memory_order_acquire);
+    if (stop_.load(std::memory_order_relaxed)) return;
+    take_calls();
+    busy_.fetch_sub(1, std::memory_order_release);
+  }
+}
+#endif
 
 CHUNKATTN_NAMESPACE_END

@@ -8,14 +8,19 @@
 // an error of the linker that names head sizes and types. All units need the same options for the
 // processor (-march); else kernels of these options are missing. Calls with a variant compile in
 // place. The CMake function chunkattn_add_kernels() writes such units.
+#pragma once
+
+#if defined(CHUNKATTN_BODIES)
+#error "chunkattn: include <chunkattn/kernels.ipp> before all other headers of chunkattn"
+#endif
+#define CHUNKATTN_KERNELS_UNIT
 #if !defined(CHUNKATTN_EXTERN_KERNELS)
 #define CHUNKATTN_EXTERN_KERNELS
 #endif
+
 #include "attention_plan.hpp"
 #include "chunk_attention.hpp"
 #include "detail/cpu/run_kernels.hpp"
-#include "detail/plan/update.hpp"
-#include "detail/tree/functions.hpp"
 
 /// Compiles what ChunkAttention<Cpu, HeadDim, ValueDim> needs for K/V of Element, and for k, v, q and
 /// out of Qo (float, half or bfloat16).

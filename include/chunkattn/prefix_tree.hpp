@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -222,9 +221,20 @@ class PrefixTree {
     return pin(std::span<const Token>(tokens), options);
   }
   /// `sink` is called with each chunk index just before the allocator gets it back, for debugging:
-  /// `[&](ChunkIndex s) { cache.poison(s); }`. It must neither throw nor call the tree.
-  void set_free_sink(std::function<void(ChunkIndex)> sink) {
-    enter().core.chunk_table.set_free_sink(std::move(sink));
+  /// `[&](ChunkIndex s) { cache.poison(s); }`. It must neither throw nor call the tree. Without a
+  /// sink, `{}`, none is called any more.
+  template <class Sink = std::nullptr_t>
+  void set_free_sink(Sink sink) {
+    if constexpr (std::is_same_v<Sink, std::nullptr_t>) {
+      enter().core.chunk_table.set_free_sink(nullptr);
+    } else {
+      struct Called final : detail::FreeSink {
+        Sink sink;
+        explicit Called(Sink&& given) : sink(std::move(given)) {}
+        void operator()(ChunkIndex chunk) override { sink(chunk); }
+      };
+      enter().core.chunk_table.set_free_sink(std::make_unique<Called>(std::move(sink)));
+    }
   }
 
  private:

@@ -4,8 +4,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
+#include <memory>
 
 #include "allocator.hpp"
 #include "detail/support/check.hpp"

@@ -1,4 +1,4 @@
-// PlanBuilder::update(): what CHUNKATTN_EXTERN_KERNELS leaves out of a unit. See kernels.ipp.
+// PlanBuilder::update(), out of its class for CHUNKATTN_BODIES.
 #pragma once
 
 #include "../support/config.hpp"

@@ -47,12 +47,17 @@
 // size.
 #define CHUNKATTN_COLD __attribute__((cold, noinline))
 
-// Functions that are no templates, and too large to be compiled in every unit that calls them:
-// defined in each, or, with CHUNKATTN_EXTERN_KERNELS, only where kernels.ipp is included.
-#if defined(CHUNKATTN_EXTERN_KERNELS)
+// Large functions that depend on no type of the program. Units with CHUNKATTN_EXTERN_KERNELS only
+// declare them; the one that includes kernels.ipp defines and emits them all.
+#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#define CHUNKATTN_BODIES 1
+#define CHUNKATTN_FUNCTION inline
+#elif defined(CHUNKATTN_KERNELS_UNIT)
+#define CHUNKATTN_BODIES 1
 #define CHUNKATTN_FUNCTION __attribute__((used)) inline
 #else
-#define CHUNKATTN_FUNCTION inline
+#define CHUNKATTN_BODIES 0
+#define CHUNKATTN_FUNCTION
 #endif
 
 // Asks for a cache line ahead of its use; harmless for any address.

@@ -26,21 +26,7 @@ class MessagePart {
   MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
   MessagePart(double number) : kind_(Kind::real), real_(number) {}
 
-  CHUNKATTN_COLD void append_to(std::string& message) const {
-    switch (kind_) {
-      case Kind::text:
-        message += text_;
-        break;
-      case Kind::integer:
-        message += std::to_string(integer_);
-        break;
-      case Kind::count:
-        message += std::to_string(count_);
-        break;
-      case Kind::real:
-        message += std::to_string(real_);
-    }
-  }
+  void append_to(std::string& message) const;
 
  private:
   enum class Kind { text, integer, count, real };
@@ -53,11 +39,31 @@ class MessagePart {
 };
 using MessageParts = std::initializer_list<MessagePart>;
 
-CHUNKATTN_COLD inline std::string joined(MessageParts pieces) {
+#if CHUNKATTN_BODIES
+CHUNKATTN_COLD CHUNKATTN_FUNCTION void MessagePart::append_to(std::string& message) const {
+  switch (kind_) {
+    case Kind::text:
+      message += text_;
+      break;
+    case Kind::integer:
+      message += std::to_string(integer_);
+      break;
+    case Kind::count:
+      message += std::to_string(count_);
+      break;
+    case Kind::real:
+      message += std::to_string(real_);
+  }
+}
+
+CHUNKATTN_COLD CHUNKATTN_FUNCTION std::string joined(MessageParts pieces) {
   std::string message;
   for (const MessagePart& piece : pieces) piece.append_to(message);
   return message;
 }
+#else
+std::string joined(MessageParts pieces);
+#endif
 
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

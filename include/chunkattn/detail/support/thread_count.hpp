@@ -119,13 +119,17 @@ CHUNKATTN_COLD inline int usable_cpus() {
 }
 
 /// Threads of a pool by default.
-CHUNKATTN_COLD inline int default_threads() {
+#if CHUNKATTN_BODIES
+CHUNKATTN_COLD CHUNKATTN_FUNCTION int default_threads() {
 #if defined(__linux__)
   return std::min(usable_cpus(), cgroup_quota(&read_file));
 #else
   return usable_cpus();
 #endif
 }
+#else
+int default_threads();
+#endif
 
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <utility>
 
 #include "../../allocator.hpp"
@@ -109,6 +109,13 @@ class AnyAllocatorOf final : public AnyAllocator {
 
  private:
   A allocator_;
+};
+
+/// What is called with each chunk that goes back to the allocator.
+class FreeSink {
+ public:
+  virtual ~FreeSink() = default;
+  virtual void operator()(ChunkIndex chunk) = 0;
 };
 
 class ChunkTable {
@@ -239,7 +246,7 @@ class ChunkTable {
     CHUNKATTN_PREFETCH_WRITE(&records_[to_size(s)]);
   }
 
-  void set_free_sink(std::function<void(ChunkIndex)> sink) { free_sink_ = std::move(sink); }
+  void set_free_sink(std::unique_ptr<FreeSink> sink) { free_sink_ = std::move(sink); }
 
  private:
   /// Makes a record for a chunk that was never seen before.
@@ -264,7 +271,7 @@ class ChunkTable {
   void give_back(ChunkIndex s) noexcept {
     records_[to_size(s)] = ChunkRecord{};
     --stats_.used_chunks;
-    if (free_sink_) free_sink_(s);
+    if (free_sink_) (*free_sink_)(s);
     allocator_.free(s);
   }
 
@@ -275,7 +282,7 @@ class ChunkTable {
   Array<ChunkIndex> acquired_;  // in the order handed out, in which they are taken
   std::size_t num_taken_ = 0;
   std::size_t num_pinned_ = 0;
-  std::function<void(ChunkIndex)> free_sink_;
+  std::unique_ptr<FreeSink> free_sink_;
 };
 
 }  // namespace detail

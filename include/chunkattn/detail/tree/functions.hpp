@@ -1,4 +1,4 @@
-// The functions of TreeCore: what CHUNKATTN_EXTERN_KERNELS leaves out of a unit. See kernels.ipp.
+// The functions of TreeCore, see CHUNKATTN_BODIES.
 #pragma once
 
 #include "add.hpp"

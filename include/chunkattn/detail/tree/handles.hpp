@@ -42,6 +42,23 @@ inline std::uint64_t thread_number() noexcept {
 /// What a handle stands for.
 enum class Held : std::uint8_t { sequence, step, finished, pin };
 
+/// A handle that another thread dropped than the one that calls the tree.
+struct DroppedHandle {
+  Held what;
+  std::int32_t index;
+  std::uint64_t generation;
+};
+/// Into an order that does not depend on which thread came first.
+#if CHUNKATTN_BODIES
+CHUNKATTN_FUNCTION void sort(Array<DroppedHandle>& dropped) {
+  std::sort(dropped.begin(), dropped.end(), [](const DroppedHandle& a, const DroppedHandle& b) {
+    return a.what != b.what ? a.what < b.what : a.index < b.index;
+  });
+}
+#else
+void sort(Array<DroppedHandle>& dropped);
+#endif
+
 /// Kept alive by the tree and by every handle; `tree` is empty once the tree is gone.
 ///
 /// A handle may be dropped by any thread. On the thread that last called the tree it acts at once.
@@ -84,19 +101,11 @@ class SharedTree {
   }
 
  private:
-  struct Dropped {
-    Held what;
-    std::int32_t index;
-    std::uint64_t generation;
-  };
-
   CHUNKATTN_COLD void resolve_dropped() {
     const std::lock_guard guard(mutex_);
-    // In an order that does not depend on which thread came first.
-    std::sort(dropped_.begin(), dropped_.end(), [](const Dropped& a, const Dropped& b) {
-      return a.what != b.what ? a.what < b.what : a.index < b.index;
-    });
-    for (const Dropped& dropped : dropped_) act(dropped.what, dropped.index, dropped.generation);
+    sort(dropped_);
+    for (const DroppedHandle& dropped : dropped_)
+      act(dropped.what, dropped.index, dropped.generation);
     dropped_.clear();
     any_dropped_.store(false, std::memory_order_relaxed);
   }
@@ -126,7 +135,7 @@ class SharedTree {
   std::atomic<bool> any_dropped_{false};
   std::size_t handles_ = 0, room_ = 0;
   std::mutex mutex_;
-  Array<Dropped> dropped_;
+  Array<DroppedHandle> dropped_;
 };
 
 /// Sole ownership of a tree's sequence, pin or step. Its end notifies the tree, if there

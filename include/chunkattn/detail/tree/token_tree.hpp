@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,7 +18,7 @@
 #include "core.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
-#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#if CHUNKATTN_BODIES
 #include "functions.hpp"
 #endif
 
