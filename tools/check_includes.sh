@@ -24,16 +24,16 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 490              attention_options 1200     attention_plan 5490        chunk_attention 8740
-  chunkattn 14180            cuda 7250                  element 230                error 180
-  executor 560               fwd 710                    kv_cache 1550              kv_view 920
-  merge_state 580            plan_view 640              prefix_tree 5400           sequence 4470
-  step 4780                  tree_options 660           variants 640               version 10
-  cache/admission 4620       cache/checkpoints 4940     cache/policy 5190          debug/attention 2520
-  debug/reference 2460       debug/tree 4510            events/cache_event 830     events/cache_events 4320
-  events/mirror 4600         interop/block_table 920    runtime/any_attention 2450 runtime/make_attention 9630
-  tiers/tier_store 110       tiers/tiers 7360           transfer/transfer 1980
-  all 19730                  program 14150              headers 24140"
+  allocator 500              attention_options 1210     attention_plan 5490        chunk_attention 8750
+  chunkattn 14210            cuda 7260                  element 230                error 190
+  executor 570               fwd 720                    kv_cache 1560              kv_view 930
+  merge_state 590            plan_view 650              prefix_tree 5430           sequence 4470
+  step 4780                  tree_options 670           variants 650               version 10
+  cache/admission 4640       cache/checkpoints 4960     cache/policy 5210          debug/attention 2530
+  debug/reference 2470       debug/tree 4510            events/cache_event 840     events/cache_events 4320
+  events/mirror 4600         interop/block_table 930    runtime/any_attention 2460 runtime/make_attention 9650
+  tiers/tier_store 120       tiers/tiers 7360           transfer/transfer 1990
+  all 19770                  program 14190              headers 24180"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

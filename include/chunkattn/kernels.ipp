@@ -1,5 +1,6 @@
 // The kernels of a program whose units define CHUNKATTN_EXTERN_KERNELS, and what of the tree and of
-// plans depends on no type of theirs, so that they do not compile them each time. One unit does, for each head size and its types:
+// plans depends on no type of theirs, so that they do not compile it each time. One unit does, for
+// each head size and its types, before it includes any other header of the library:
 //
 //     #include <chunkattn/kernels.ipp>
 //     CHUNKATTN_KERNELS(128, 128, chunkattn::half, float)
@@ -20,7 +21,7 @@
 
 #include "attention_plan.hpp"
 #include "chunk_attention.hpp"
-#include "detail/cpu/run_kernels.hpp"
+#include "prefix_tree.hpp"
 
 /// Compiles what ChunkAttention<Cpu, HeadDim, ValueDim> needs for K/V of Element, and for k, v, q and
 /// out of Qo (float, half or bfloat16).

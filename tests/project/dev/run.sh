@@ -72,8 +72,8 @@ case " $* " in
   *umbrella.cpp*) work=4 ;;
   *tree.cpp*) work=${TREE:-2} ;;
   *CHUNKATTN_ISA=portable*) work=22 ;;
-  *CHUNKATTN_EXTERN_KERNELS*) work=15 ;;
-  *) work=${ALL:-40} ;;
+  *CHUNKATTN_EXTERN_KERNELS*) work=12 ;;
+  *) work=${ALL:-32} ;;
 esac
 exec awk -v n=$((work * SLOW * 400000)) 'BEGIN { while (n-- > 0) sum += n }'
 END
