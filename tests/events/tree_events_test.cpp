@@ -236,6 +236,17 @@ TEST_CASE("who comes late begins with a snapshot, and who missed a part finds a 
   check_invariants(tree);
 }
 
+TEST_CASE("who comes where nothing can be found yet has missed nothing") {
+  Tree tree({.max_chunks = 1000});
+  auto s = tree.insert(iota(0, 8));
+  Listener listener;
+  listener.listen(tree);
+  CHECK(listener.snapshot().spans.empty());
+  test::load(s);
+  REQUIRE(!listener.told.empty());
+  CHECK(listener.told[0].event.number == 1);
+}
+
 TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   Tree tree({.max_chunks = 1000});
   Listener listener;

@@ -112,7 +112,6 @@ class CacheEvents {
   }
   void stop() noexcept {
     if (publisher_ && shared_->tree) shared_->tree->core.topology.observers.remove(*publisher_);
-    publisher_.reset();
   }
 
   std::remove_cvref_t<decltype(detail::TreeAccess::shared(std::declval<const Tree&>()))> shared_;
