@@ -44,7 +44,7 @@ CHUNKATTN_FORBID
 #endif
 #if defined(CHUNKATTN_WITH_PAIRS)
 
-CHUNKATTN_ALLOW_PAIRS
+CHUNKATTN_ALLOW_DOTS
 inline void multiply_pairs(int iterations) {
   using Real = pass::simd::Float<dot_lanes>;
   Real sums[dot_chains] = {};

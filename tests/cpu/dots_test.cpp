@@ -115,8 +115,8 @@ double prefetched() {
       2 * detail::cpu::block_tokens * (Dim + 4) / 64;  // K and V with their scales
   double least = 1e9;
   for (int count = 1; count <= pass::tile_lines; ++count)
-    least =
-        std::min(least, 1.0 * detail::cpu::max_burst * pass::dot_steps<Dim, Dim>(count) / lines);
+    least = std::min(least, 1.0 * detail::cpu::max_burst *
+                                pass::dot_steps<pass::ByteUnit<Dim, Dim>>(count) / lines);
   return least;
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("products of few lines have bursts enough to prefetch the next block")
   CHECK(prefetched<96>() >= 1);
   CHECK(prefetched<128>() >= 1);
   CHECK(prefetched<256>() >= 1);
-  CHECK(pass::dot_steps<128, 128>(0) == 0);
+  CHECK(pass::dot_steps<pass::ByteUnit<128, 128>>(0) == 0);
 }
 
 #endif
@@ -270,7 +270,7 @@ namespace {
 CHUNKATTN_ALLOW_DOTS
 float unit_of(const float* q) {
   std::int8_t high[64], low[64];
-  return pass::QueryBytes<64>(q, high, low).unit;
+  return pass::QueryBytes<64>(q, high, low).scale;
 }
 CHUNKATTN_FORBID
 

@@ -110,7 +110,7 @@ namespace {
 
 namespace pass = detail::cpu::CHUNKATTN_DOTS_SET;
 
-CHUNKATTN_ALLOW_PAIRS
+CHUNKATTN_ALLOW_DOTS
 // `W` lanes of sums and a, one word b; the sums become the instruction's.
 template <int W>
 void processor(float* sums, const std::uint32_t* a, std::uint32_t b) {
@@ -194,8 +194,8 @@ double prefetched() {
   constexpr int lines = 2 * detail::cpu::block_tokens * Dim * 2 / 64;
   double least = 1e9;
   for (int count = 1; count <= pass::tile_lines; ++count)
-    least =
-        std::min(least, 1.0 * detail::cpu::max_burst * pass::pair_steps<Dim, Dim>(count) / lines);
+    least = std::min(least, 1.0 * detail::cpu::max_burst *
+                                pass::dot_steps<pass::PairUnit<Dim, Dim>>(count) / lines);
   return least;
 }
 
@@ -207,7 +207,7 @@ TEST_CASE("products of few lines have bursts enough to prefetch the next block")
   CHECK(prefetched<96>() >= 1);
   CHECK(prefetched<128>() >= 1);
   CHECK(prefetched<256>() >= 1);
-  CHECK(pass::pair_steps<128, 128>(0) == 0);
+  CHECK(pass::dot_steps<pass::PairUnit<128, 128>>(0) == 0);
 }
 
 #endif

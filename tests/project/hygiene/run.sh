@@ -272,8 +272,8 @@ END
     for instruction in vpdpbusd vdpbf16ps; do
       grep -qw "$instruction" "$work/dots.txt" || fail "$instruction does not appear"
     done
-    functions_with vpdpbusd | grep -v '::avx512::dot_' && fail "the functions above use vpdpbusd"
-    functions_with vdpbf16ps | grep -v '::avx512::pair_' && fail "the functions above use vdpbf16ps"
+    functions_with vpdpbusd | grep -v '::avx512::dot_.*ByteUnit' && fail "the functions above use vpdpbusd"
+    functions_with vdpbf16ps | grep -v '::avx512::dot_.*PairUnit' && fail "the functions above use vdpbf16ps"
     functions_with '%[yzt]mm|vfmadd|%k[1-7]' | grep -v '::avx2::\|::avx512::' &&
       fail "the functions above use AVX outside its namespace"
     echo "dot products are used in $(grep -c 'vpdpbusd\|vdpbf16ps' "$work/dots.txt") places, all in products of the avx512 kernels"

@@ -75,23 +75,17 @@
 
 #if defined(__aarch64__) && defined(__clang__)
 #define CHUNKATTN_ALLOW_DOTS \
-  _Pragma("clang attribute push(__attribute__((target(\"dotprod\"))), apply_to = function)")
-#define CHUNKATTN_ALLOW_PAIRS \
-  _Pragma("clang attribute push(__attribute__((target(\"bf16\"))), apply_to = function)")
+  _Pragma("clang attribute push(__attribute__((target(\"dotprod,bf16\"))), apply_to = function)")
 #elif defined(__aarch64__)
 #define CHUNKATTN_ALLOW_DOTS \
-  _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+dotprod\")")
-#define CHUNKATTN_ALLOW_PAIRS \
-  _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+bf16\")")
+  _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+dotprod+bf16\")")
 #elif defined(__clang__)
 #define CHUNKATTN_ALLOW_AVX2                                                                  \
   _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512                                                                \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_DOTS                                                                  \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
-#define CHUNKATTN_ALLOW_PAIRS                                                                 \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+  _Pragma("clang attribute push(__attribute__((target(\"avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AMX                                                                   \
   _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512_AMX                                                            \
@@ -104,8 +98,5 @@
   _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
 #define CHUNKATTN_ALLOW_DOTS \
   _Pragma("GCC push_options") \
-  _Pragma("GCC target(\"avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
-#define CHUNKATTN_ALLOW_PAIRS \
-  _Pragma("GCC push_options") \
-  _Pragma("GCC target(\"avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
+  _Pragma("GCC target(\"avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
 #endif

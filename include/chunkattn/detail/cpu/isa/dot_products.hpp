@@ -1,41 +1,35 @@
-// The two products of the chunk-first kernel as dot products of bytes. As in its loops over floats,
-// a few tokens × vectors of lines, or lines × vectors of columns, stay in registers; what they read
-// stands in dot_operands.hpp.
+// The two products of the chunk-first kernel as dot products of words. As in its loops over floats,
+// a few tokens × vectors of lines, or lines × vectors of columns, stay in registers.
+//
+// A word is 32 bits: `depth` elements of bytes or of bfloat16. Which they are, what multiplies
+// them, and what becomes of the sums, a *unit* says (byte_unit.hpp, pair_unit.hpp):
+//
+//   Element, depth            of K and V; dims or tokens of a word
+//   passes                    over all words, the sums moved on in between
+//   max_terms, terms          of a probability in each pass: terms or constants of as many
+//   key_step<Vectors>         words of a key between two bursts of prefetches
+//   keys_in_place, pack_key   whether words of K may be read where it lies; a row of them
+//   Sum<W>                    what words are added up in, W lanes of it
+//   dot_key, dot_value        sum + the products of a word of K, or of V, in each lane
+//   move_logits, move_values  the sums between two passes
+//   query_factor, logit       sums as logits; checked_logits: they may be other than finite
+//   value_factor, add_values  sums as a part of the outputs
+//   p_words                   from one pass of packed probabilities to the next
+//
+// and what dot_first.hpp calls.
 #ifndef CHUNKATTN_ISA_DOT_PRODUCTS
 #define CHUNKATTN_ISA_DOT_PRODUCTS
 
 #include "chunk_first.hpp"
-#include "dot_operands.hpp"
 #include "dots.hpp"
 #include "line_state.hpp"
+#include "line_tile.hpp"
 #include "pass.hpp"
+#include "rules.hpp"
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_DOTS)
 CHUNKATTN_PASS_BEGIN(DOTS)
-
-/// Words of a key between two bursts of prefetches, for so many vectors of lines: with one, twice
-/// as many tokens go through a step, and there are fewer steps in which as much is to be
-/// prefetched.
-template <int HeadDim, int Vectors>
-inline constexpr int dot_step =
-    std::min(8, (HeadDim / dot_depth) & -(HeadDim / dot_depth)) * Vectors / 2;
-/// And words of V.
-inline constexpr int dot_value_step = 8;
-
-/// Bursts in the products of a block with `count` lines of a tile.
-template <int HeadDim, int ValueDim>
-constexpr int dot_steps(int count) noexcept {
-  if (count == 0) return 0;
-  constexpr int words = HeadDim / dot_depth;
-  constexpr int group = simd::num_accumulators / 2;
-  const int keys = count > simd::native_width
-                       ? block_tokens / group * (words / dot_step<HeadDim, 2>)
-                       : block_tokens / (2 * group) * (words / dot_step<HeadDim, 1>);
-  const int values = (count + line_group - 1) / line_group * ColumnSlices<ValueDim>::count *
-                     (block_tokens / dot_depth / dot_value_step);
-  return 2 * (keys + values);
-}
 
 template <int W>
 CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
@@ -44,156 +38,233 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
   return words;
 }
 
-/// Packs keys until there are `count`; rows of V that far on go from L2 to L1.
-template <int HeadDim, int ValueDim>
-CHUNKATTN_INLINE void pack_ahead(DotKeys<HeadDim>& keys, int count) noexcept {
-  constexpr int group = DotKeys<HeadDim>::group;
-  while (keys.count < count) {
-    for (int i = 0; i < group; ++i) {
-      const int token = std::min(keys.count + i, keys.block.count - 1);
-      for (int at = 0; at < ValueDim; at += 64) prefetch_near(keys.block.v[token] + at);
-    }
-    keys.pack_group();
-  }
+/// Words of V between two bursts of prefetches.
+inline constexpr int dot_value_step = 8;
+
+/// Bursts in the products of a block with `count` lines of a tile. With one vector of lines, twice
+/// as many tokens go through a step.
+template <class Unit>
+constexpr int dot_steps(int count) noexcept {
+  if (count == 0) return 0;
+  constexpr int words = Unit::head_dim / Unit::depth;
+  constexpr int group = simd::num_accumulators / 2;
+  const int keys = count > simd::native_width
+                       ? block_tokens / group * (words / Unit::template key_step<2>)
+                       : block_tokens / (2 * group) * (words / Unit::template key_step<1>);
+  const int values = (count + line_group - 1) / line_group * ColumnSlices<Unit::value_dim>::count *
+                     (block_tokens / Unit::depth / dot_value_step);
+  return Unit::passes * (keys + values);
 }
 
-/// logits[token][line] of `count` tokens, rounded up to whole groups, and Vectors vectors of lines
-/// from `line` on. Prefetches some lines of `ahead` at each step.
-template <int HeadDim, int ValueDim, int Vectors>
-[[gnu::noinline]] void dot_logits(DotKeys<HeadDim>& keys, int count, DotQueries<HeadDim> queries,
-                                  int line, PrefetchCursor& ahead, int burst,
-                                  float* logits) noexcept {
+/// What the products of a block read and write, in the scratch of the kernel over floats: that of
+/// widened K or V has room for the words of both, that of the probabilities of two tiles for one.
+template <class Unit>
+struct DotOperands {
+  using Element = typename Unit::Element;
+  using State = LineState<Unit::head_dim, Unit::value_dim>;
+  static constexpr int key_words = Unit::head_dim / Unit::depth;
+  static constexpr int key_bytes = 4 * key_words;
+  static constexpr int key_group = simd::num_accumulators / 2;
+
+  const Block<Element>& block;
+  const State& state;
+  char* k;           ///< [block_tokens][key_words], rows that had to be packed
+  std::uint32_t* v;  ///< ColumnSlices, [block_tokens / depth] of each
+  float* logits;     ///< [block_tokens][tile_lines], then probabilities
+  std::uint32_t* p;  ///< what Unit::pack_probabilities() makes of these
+
+  int num_keys = 0;                                     ///< rows of K that are there, in groups
+  const char* keys[block_tokens / key_group + 1] = {};  ///< of each group, the first
+
+  CHUNKATTN_INLINE DotOperands(const Block<Element>& block_, const State& state_) noexcept
+      : block(block_),
+        state(state_),
+        k(reinterpret_cast<char*>(state.scratch)),
+        v(reinterpret_cast<std::uint32_t*>(state.scratch + block_tokens * key_words)),
+        logits(state.p),
+        p(reinterpret_cast<std::uint32_t*>(logits + block_tokens * tile_lines)) {}
+
+  /// Adds groups of keys until there are `count`. A group's rows stand one after another: where
+  /// they lie, if they do, else packed. This is done where the first tile of lines gets to them, a
+  /// group ahead, so that rows come from L2 meanwhile; those of V that far on, and of K if they
+  /// are not read yet, go from L2 to L1.
+  CHUNKATTN_INLINE void add_keys(int count) noexcept {
+    constexpr int line = 64 / sizeof(Element);
+    while (num_keys < count) {
+      for (int i = 0; i < key_group; ++i) {
+        const int token = std::min(num_keys + i, block.count - 1);
+        if constexpr (Unit::keys_in_place)
+          for (int at = 0; at < Unit::head_dim; at += line) prefetch_near(block.k[token] + at);
+        for (int at = 0; at < Unit::value_dim; at += line) prefetch_near(block.v[token] + at);
+      }
+      add_group();
+    }
+  }
+
+ private:
+  // Some rows may be beyond the block's last.
+  CHUNKATTN_INLINE void add_group() noexcept {
+    const Element* const* const from = block.k + num_keys;
+    bool together = Unit::keys_in_place;
+    for (int i = 1; i < key_group; ++i)
+      together = together && from[i] == from[0] + i * Unit::head_dim;
+    keys[num_keys / key_group] = reinterpret_cast<const char*>(from[0]);
+    if (!together) {
+      char* const to = k + num_keys * key_bytes;
+      for (int i = 0; i < key_group; ++i) Unit::pack_key(from[i], to + i * key_bytes);
+      keys[num_keys / key_group] = to;
+    }
+    num_keys += key_group;
+  }
+};
+
+/// Logits of a tile's first `Vectors` vectors of lines, of the tokens that they see, rounded up to
+/// whole groups. Prefetches some lines of `ahead` at each step. Returns whether one is not finite,
+/// if the unit checks that.
+template <int Vectors, class Unit>
+[[gnu::noinline]] bool dot_logits(const Unit& unit, DotOperands<Unit>& operands,
+                                  const LineTile<tile_lines>& tile, PrefetchCursor& ahead,
+                                  int burst) noexcept {
+  using Operands = DotOperands<Unit>;
   constexpr int width = simd::native_width;
   constexpr int group = simd::num_accumulators / Vectors;
-  constexpr int words = DotQueries<HeadDim>::words;
-  constexpr int step = dot_step<HeadDim, Vectors>;
+  constexpr int part = Operands::key_group;
+  constexpr int step = Unit::template key_step<Vectors>;
   using Bits = simd::Unsigned<width>;
+  using Sum = typename Unit::template Sum<width>;
+  const std::ptrdiff_t stride = operands.state.transposed_stride;
+  const float* const queries = operands.state.q_transposed + tile.begin;
+  const Block<typename Unit::Element>& block = operands.block;
+  float* const logits = operands.logits;
+  const int count = tile.seen;
   PrefetchCursor lines = ahead;
-  const float* const k_scale = keys.block.k_scale;
-  const std::uint8_t* k = keys.memory;
-  for (int t = 0; t < count; t += group, k += group * HeadDim) {
-    pack_ahead<HeadDim, ValueDim>(keys, std::min(t + 2 * group, count));
-    Bits sums[group][Vectors];
+  Bits largest{};
+  for (int t = 0; t < count; t += group) {
+    operands.add_keys(std::min(t + 2 * group, count));
+    const char* rows[group / part];  // any, of groups beyond the last
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < group / part; ++i)
+      rows[i] = operands.keys[t + i * part < operands.num_keys ? t / part + i : t / part];
+    Sum sums[group][Vectors];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < group; ++j) {
       CHUNKATTN_UNROLLED
-      for (int v = 0; v < Vectors; ++v) sums[j][v] = Bits{};
+      for (int v = 0; v < Vectors; ++v) sums[j][v] = Sum{};
     }
-    for (int term = 0; term < 2; ++term) {
-      if (term == 1 && byte_offsets<KeyByte> == 0) {
-        CHUNKATTN_UNROLLED
-        for (int j = 0; j < group; ++j) {
-          CHUNKATTN_UNROLLED
-          for (int v = 0; v < Vectors; ++v) sums[j][v] <<= 8;
-        }
-      } else if (term == 1) {
-        Bits offset[Vectors];
-        CHUNKATTN_UNROLLED
-        for (int v = 0; v < Vectors; ++v)
-          offset[v] = load_words<width>(queries.offset() + line + v * width);
-        CHUNKATTN_UNROLLED
-        for (int j = 0; j < group; ++j) {
-          CHUNKATTN_UNROLLED
-          for (int v = 0; v < Vectors; ++v) sums[j][v] = (sums[j][v] << 8) + offset[v];
-        }
-      }
-      const float* column = queries.word(term, 0) + line;
-      const std::uint8_t* at = k;
-      for (int outer = 0; outer < words; outer += step) {
+    const float* column = queries;
+    for (int pass = 0; pass < Unit::passes; ++pass) {
+      if constexpr (Unit::passes > 1)
+        if (pass > 0) Unit::move_logits(queries, stride, sums);
+      for (int outer = 0; outer < Operands::key_words; outer += step) {
         lines.advance(burst);
-        for (int i = 0; i < step; ++i, at += dot_depth, column += queries.stride) {
+        for (int i = outer; i < outer + step; ++i, column += stride) {
           Bits query[Vectors];
           CHUNKATTN_UNROLLED
           for (int v = 0; v < Vectors; ++v) query[v] = load_words<width>(column + v * width);
           CHUNKATTN_UNROLLED
           for (int j = 0; j < group; ++j) {
             std::uint32_t word;
-            __builtin_memcpy(&word, at + j * HeadDim, sizeof word);
+            __builtin_memcpy(&word, rows[j / part] + (j % part) * Operands::key_bytes + 4 * i,
+                             sizeof word);
             const auto key = simd::spread<width>(word);
             CHUNKATTN_UNROLLED
             for (int v = 0; v < Vectors; ++v)
-              sums[j][v] = dot_bytes<KeyByte, std::int8_t, width>(sums[j][v], key, query[v]);
+              sums[j][v] = Unit::template dot_key<width>(sums[j][v], key, query[v]);
           }
         }
       }
     }
     CHUNKATTN_UNROLLED
     for (int v = 0; v < Vectors; ++v) {
-      const simd::Float<width> unit = simd::load<width>(queries.unit() + line + v * width);
+      const auto factor = unit.query_factor(queries + v * width, stride);
       CHUNKATTN_UNROLLED
       for (int j = 0; j < group; ++j) {
-        const auto sum = __builtin_convertvector(simd::bits_as<simd::Int<width>>(sums[j][v]),
-                                                 simd::Float<width>);
-        simd::store(logits + (t + j) * tile_lines + v * width,
-                    sum * unit * simd::broadcast<width>(k_scale[t + j]));
+        const simd::Float<width> s = Unit::logit(sums[j][v], factor, block, t + j);
+        if constexpr (Unit::checked_logits) {
+          const Bits size = simd::bits_as<Bits>(s) & 0x7fffffffu;
+          largest = largest > size ? largest : size;
+        }
+        simd::store(logits + (t + j) * tile_lines + v * width, s);
       }
     }
   }
   ahead = lines;
+  return any_of<width>((simd::Int<width>)(largest >= 0x7f800000u));
 }
 
-/// Columns of the outputs of `count` lines, from `out` on and ValueDim apart: rescaled, += P·V over
-/// `words` times 4 tokens. `v`: Vectors vectors of columns of each.
-template <int ValueDim, int Vectors>
-[[gnu::noinline]] void dot_values(const DotProbabilities& p, const std::uint32_t* v, int words,
-                                  int count, const float* rescale, PrefetchCursor& ahead, int burst,
-                                  float* out) noexcept {
-  constexpr int width = simd::width_for<ValueDim>;
+/// Columns of the outputs of a tile's lines, from `out` on and ValueDim apart: rescaled, += P·V
+/// over `words` times `depth` tokens. `v`: Vectors vectors of columns of each.
+template <int Vectors, int Terms, class Unit>
+[[gnu::noinline]] void dot_values(const Unit& unit, const std::uint32_t* p, const std::uint32_t* v,
+                                  int words, int count, const float* rescale, PrefetchCursor& ahead,
+                                  int burst, float* out) noexcept {
+  constexpr int width = simd::width_for<Unit::value_dim>;
   constexpr int lines_at_once = lines_of<Vectors>;
   using Bits = simd::Unsigned<width>;
   using Real = simd::Float<width>;
+  using Sum = typename Unit::template Sum<width>;
   PrefetchCursor lines = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
-    Bits sums[lines_at_once][Vectors];
+    Sum sums[lines_at_once][Vectors];
     CHUNKATTN_UNROLLED
     for (int l = 0; l < lines_at_once; ++l) {
       CHUNKATTN_UNROLLED
-      for (int i = 0; i < Vectors; ++i) sums[l][i] = Bits{};
+      for (int i = 0; i < Vectors; ++i) sums[l][i] = Sum{};
     }
-    for (int term = 0; term < 2; ++term) {
-      if (term == 1) {
-        CHUNKATTN_UNROLLED
-        for (int l = 0; l < lines_at_once; ++l) {
-          CHUNKATTN_UNROLLED
-          for (int i = 0; i < Vectors; ++i) {
-            sums[l][i] <<= 8;
-            if constexpr (byte_offsets<ValueByte> != 0) sums[l][i] += p.offset()[line + l];
-          }
-        }
-      }
-      const std::uint32_t* weights = p.words + term * DotProbabilities::term_words + line;
+    for (int pass = 0; pass < Unit::passes; ++pass) {
+      if constexpr (Unit::passes > 1)
+        if (pass > 0) Unit::move_values(p + line, sums);
+      const std::uint32_t* weights = p + pass * Unit::p_words + line;
       const std::uint32_t* values = v;
       for (int word = 0; word < words; ++word) {
         if (word % dot_value_step == 0) lines.advance(burst);
         Bits value[Vectors];
         CHUNKATTN_UNROLLED
-        for (int i = 0; i < Vectors; ++i)
-          __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
+        for (int i = 0; i < Vectors; ++i) value[i] = load_words<width>(values + i * width);
         CHUNKATTN_UNROLLED
-        for (int l = 0; l < lines_at_once; ++l) {
-          const auto weight = simd::spread<width>(weights[l]);
+        for (int term = 0; term < Terms; ++term) {
           CHUNKATTN_UNROLLED
-          for (int i = 0; i < Vectors; ++i)
-            sums[l][i] = dot_bytes<std::uint8_t, ValueByte, width>(sums[l][i], weight, value[i]);
+          for (int l = 0; l < lines_at_once; ++l) {
+            const auto weight = simd::spread<width>(weights[term * tile_lines + l]);
+            CHUNKATTN_UNROLLED
+            for (int i = 0; i < Vectors; ++i)
+              sums[l][i] = Unit::template dot_value<width>(sums[l][i], weight, value[i]);
+          }
         }
         values += Vectors * width;
-        weights += tile_lines;
+        weights += Terms * tile_lines;
       }
     }
     CHUNKATTN_UNROLLED
     for (int l = 0; l < lines_at_once; ++l) {
       if (line + l >= count) break;
-      const Real factor = simd::broadcast<width>(rescale[line + l]);
-      const Real unit = simd::broadcast<width>(p.unit[line + l]);
+      const Real rescaling = simd::broadcast<width>(rescale[line + l]);
+      const Real factor = simd::broadcast<width>(unit.value_factor(line + l));
       CHUNKATTN_UNROLLED
-      for (int i = 0; i < Vectors; ++i) {
-        float* const to = out + (line + l) * ValueDim + i * width;
-        const auto sum = __builtin_convertvector(simd::bits_as<simd::Int<width>>(sums[l][i]), Real);
-        simd::store(to, simd::fma(sum, unit, simd::load<width>(to) * factor));
-      }
+      for (int i = 0; i < Vectors; ++i)
+        Unit::template add_values<width>(sums[l][i], factor, rescaling,
+                                         out + (line + l) * Unit::value_dim + i * width);
     }
   }
   ahead = lines;
+}
+
+/// P·V of all columns of a tile: `out` is [line][ValueDim].
+template <int Terms, class Unit>
+CHUNKATTN_INLINE void dot_columns(const Unit& unit, const DotOperands<Unit>& operands,
+                                  const LineTile<tile_lines>& tile, PrefetchCursor& ahead,
+                                  int burst, float* out) noexcept {
+  using Slices = ColumnSlices<Unit::value_dim>;
+  const int words = (tile.seen + Unit::depth - 1) / Unit::depth;
+  const auto slice = [&]<int Vectors>(std::integral_constant<int, Vectors>,
+                                      int at) CHUNKATTN_LAMBDA {
+    dot_values<Vectors, Terms>(unit, operands.p, operands.v + at * (block_tokens / Unit::depth),
+                               words, tile.count, operands.state.rescale, ahead, burst, out + at);
+  };
+  if constexpr (Slices::count > 1)
+    for (int first = 0; first < Slices::last; first += wide_columns)
+      slice(std::integral_constant<int, wide_columns>{}, first * Slices::width);
+  slice(std::integral_constant<int, Slices::last_vectors>{}, Slices::last * Slices::width);
 }
 
 CHUNKATTN_PASS_END

@@ -1,11 +1,10 @@
-// The online softmax between the products of dot_products.hpp or pair_products.hpp: that of
-// chunk_first.hpp, but for the order in which probabilities are added up, and with what packing
-// them needs to know.
+// The online softmax between the products of dot_products.hpp: that of chunk_first.hpp, but for the
+// order in which probabilities are added up, and with what packing them needs to know.
 #ifndef CHUNKATTN_ISA_DOT_SOFTMAX
 #define CHUNKATTN_ISA_DOT_SOFTMAX
 
-#include "dot_operands.hpp"
 #include "line_state.hpp"
+#include "line_tile.hpp"
 #include "pass.hpp"
 #include "rules.hpp"
 #include "simd.hpp"
@@ -115,10 +114,10 @@ CHUNKATTN_INLINE simd::Float<simd::native_width> settle_logits(
 }
 
 /// For a vector of lines: turns logits[0, count) into probabilities times the scales of V's rows,
-/// with zeros behind them up to a multiple of dot_depth; moves max and sum, leaves the factor of
-/// the outputs in `rescale` and, where rows have scales, the bits of the largest in `top`.
-/// `Masked`: lane l sees the tokens below visible[l], and rules are applied; where it does not see
-/// one, -0 is left.
+/// with zeros after them up to a multiple of 4, the most tokens of a word; moves max and sum,
+/// leaves the factor of the outputs in `rescale` and, where rows have scales, the bits of the
+/// largest in `top`. `Masked`: lane l sees the tokens below visible[l], and rules are applied;
+/// where it does not see one, -0 is left.
 template <bool Masked, class T, class Rules>
 [[gnu::noinline]] void dot_softmax(const Block<T>& block, int count, const std::int32_t* visible,
                                    float* logits, float* max, float* sum, float* rescale,
@@ -160,44 +159,24 @@ template <bool Masked, class T, class Rules>
       });
   simd::store(sum, simd::fma(simd::load<width>(sum), factor, total));
   if constexpr (has_row_scales<T>) __builtin_memcpy(top, &most, sizeof most);
-  for (int t = count; t % dot_depth != 0; ++t)
-    simd::store(logits + t * tile_lines, simd::zero<width>());
+  for (int t = count; t % 4 != 0; ++t) simd::store(logits + t * tile_lines, simd::zero<width>());
 }
 
-/// Tokens of a block that each of `count` lines from `begin` on sees, and 0 up to a whole vector;
-/// returns the most. `visible` may be null.
-template <class T, class State>
-CHUNKATTN_INLINE int dot_visible(const Block<T>& block, const State& state, int begin, int count,
-                                 std::int32_t* visible) noexcept {
-  constexpr int width = simd::native_width;
-  using Int = simd::Int<width>;
-  Int most{};
-  for (int l = 0; l < count; l += width) {
-    const Int ends = simd::load_int<width>(state.kv_len + begin + l) - block.position;
-    const Int all = simd::broadcast_int<width>(block.count);
-    const Int sees =
-        (ends < all ? ends : all) & (Int)(ends > 0) & (Int)(simd::iota<width>() < count - l);
-    if (visible != nullptr) __builtin_memcpy(visible + l, &sees, sizeof sees);
-    most = most > sees ? most : sees;
-  }
-  return static_cast<int>(
-      simd::reduce_max<width>(__builtin_convertvector(most, simd::Float<width>)));
-}
-
-/// dot_softmax() of all vectors of a tile, its `count` lines from `begin` on.
+/// dot_softmax() of all vectors of a tile.
 template <class T, class State, class Rules>
-CHUNKATTN_INLINE void softmax_of_tile(const Block<T>& block, int seen, int count,
-                                      const std::int32_t* visible, float* logits, int begin,
-                                      State& state, std::uint32_t* top, Rules rules) noexcept {
+CHUNKATTN_INLINE void softmax_of_tile(const Block<T>& block, const LineTile<tile_lines>& tile,
+                                      float* logits, State& state, std::uint32_t* top,
+                                      Rules rules) noexcept {
   constexpr int width = simd::native_width;
   const auto compute = [&]<bool Masked>(int at, std::bool_constant<Masked>) CHUNKATTN_LAMBDA {
-    dot_softmax<Masked>(block, seen, visible + at, logits + at, state.max + begin + at,
-                        state.sum + begin + at, state.rescale + at,
-                        top == nullptr ? nullptr : top + at, rules.from(begin + at));
+    const int line = tile.begin + at;
+    dot_softmax<Masked>(block, tile.seen, tile.visible + at, logits + at, state.max + line,
+                        state.sum + line, state.rescale + at, top == nullptr ? nullptr : top + at,
+                        rules.from(line));
   };
-  for (int at = 0; at < count; at += width) {
+  for (int at = 0; at < tile.count; at += width) {
     if constexpr (!Rules::change_logits && !Rules::hide)
-      if (!any_of<width>(simd::load_int<width>(visible + at) < seen)) {
+      if (!any_of<width>(simd::load_int<width>(tile.visible + at) < tile.seen)) {
         compute(at, std::false_type{});
         continue;
       }

@@ -1,5 +1,6 @@
-// Dot products of bytes in the lanes of a vector, as the kernels above them see them: the
-// processor's (AVX-512 VNNI, or Arm's FEAT_DotProd), a model in plain C++ (tests), or none.
+// Dot products of words in the lanes of a vector, as the kernels above them see them: of four bytes
+// and of two bfloat16. The processor's (AVX-512 VNNI and BF16, or Arm's FEAT_DotProd and
+// FEAT_BF16), a model in plain C++ (tests), or none.
 #ifndef CHUNKATTN_ISA_DOTS
 #define CHUNKATTN_ISA_DOTS
 
@@ -7,6 +8,32 @@
 #include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN(DOTS)
+
+#if defined(CHUNKATTN_PASS_DOTS)
+inline constexpr bool has_dots = true;
+#else
+inline constexpr bool has_dots = false;
+#endif
+#if defined(CHUNKATTN_PASS_PAIRS)
+inline constexpr bool has_pairs = true;
+#else
+inline constexpr bool has_pairs = false;
+#endif
+#if defined(CHUNKATTN_SOFTWARE_DOTS)
+inline constexpr bool software_dots = true;
+#else
+inline constexpr bool software_dots = false;
+#endif
+
+/// Whether this processor has dot products of bytes.
+[[nodiscard]] inline bool runs_dots() noexcept {
+  return has_dots && (software_dots || dot_units().int8);
+}
+/// Whether it has those of bfloat16, as fast as multiply-adds of floats. With a matrix unit they
+/// are not used.
+[[nodiscard]] inline bool runs_pairs(InstructionSet set) noexcept {
+  return has_pairs && (software_dots || (set != InstructionSet::amx && dot_units().bfloat16));
+}
 
 // What the instructions take the bytes of K and V for, in products with the signed ones of queries
 // and the unsigned ones of probabilities. Where it is not what they are, they come with 128 added.
@@ -21,14 +48,13 @@ using ValueByte = std::int8_t;  // VPDPBUSD
 template <class Byte>
 inline constexpr std::uint32_t byte_offsets = std::is_unsigned_v<Byte> ? 0x80808080u : 0;
 
+// dot_bytes(): sum + the products of each lane's four bytes, which are A in `a` and B in `b`;
+// modulo 2^32. dot_pairs(): sum + the products of each lane's two bfloat16, as this architecture
+// adds them up (see software_dots.hpp); denormals are zeros. One operand is the same word in all
+// lanes: as simd::spread() gives it.
+
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
 
-inline constexpr bool has_dots = true;
-[[nodiscard]] inline bool runs_dots(InstructionSet) noexcept {
-  return true;
-}
-
-/// sum + the products of each lane's four bytes, which are A in `a` and B in `b`; modulo 2^32.
 template <class A, class B, int W>
 CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsigned<W> a,
                                              simd::Unsigned<W> b) noexcept {
@@ -36,13 +62,19 @@ CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsign
     sum[lane] = software_dot_bytes<A, B>(sum[lane], a[lane], b[lane]);
   return sum;
 }
-
-#elif defined(CHUNKATTN_PASS_VNNI)
-
-inline constexpr bool has_dots = true;
-[[nodiscard]] inline bool runs_dots(InstructionSet set) noexcept {
-  return (set == InstructionSet::avx512 || set == InstructionSet::amx) && dot_units().int8;
+template <int W>
+CHUNKATTN_INLINE simd::Float<W> dot_pairs(simd::Float<W> sum, simd::Unsigned<W> a,
+                                          simd::Unsigned<W> b) noexcept {
+  for (int lane = 0; lane < W; ++lane)
+#if defined(CHUNKATTN_PASS_NEON)
+    sum[lane] = software_bfdot(sum[lane], a[lane], b[lane]);
+#else
+    sum[lane] = software_dot_pairs(sum[lane], a[lane], b[lane]);
+#endif
+  return sum;
 }
+
+#elif defined(CHUNKATTN_PASS_DOTS) && defined(CHUNKATTN_PASS_AVX512)
 
 template <class A, class B, int W>
 CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsigned<W> a,
@@ -55,13 +87,20 @@ CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsign
   else
     return (simd::Unsigned<W>)_mm_dpbusd_epi32((__m128i)sum, (__m128i)a, (__m128i)b);
 }
-
-#elif defined(CHUNKATTN_PASS_DOTPROD)
-
-inline constexpr bool has_dots = true;
-[[nodiscard]] inline bool runs_dots(InstructionSet set) noexcept {
-  return set == InstructionSet::neon && dot_units().int8;
+#if defined(CHUNKATTN_PASS_PAIRS)
+template <int W>
+CHUNKATTN_INLINE simd::Float<W> dot_pairs(simd::Float<W> sum, simd::Unsigned<W> a,
+                                          simd::Unsigned<W> b) noexcept {
+  if constexpr (W == 16)
+    return (simd::Float<W>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  else if constexpr (W == 8)
+    return (simd::Float<W>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)a, (__m256bh)b);
+  else
+    return (simd::Float<W>)_mm_dpbf16_ps((__m128)sum, (__m128bh)a, (__m128bh)b);
 }
+#endif
+
+#elif defined(CHUNKATTN_PASS_DOTS)
 
 // As assembler, since clang has the intrinsics from 16 on only, unless options promise them.
 template <class A, class B, int W>
@@ -74,23 +113,26 @@ CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, std::uint32_
     __asm__("udot %0.4s, %1.16b, %2.4b[0]" : "+w"(sum) : "w"(b), "w"(a));
   return sum;
 }
-
-#else
-
-inline constexpr bool has_dots = false;
-[[nodiscard]] inline bool runs_dots(InstructionSet) noexcept {
-  return false;
+#if defined(CHUNKATTN_PASS_PAIRS)
+template <int W>
+CHUNKATTN_INLINE simd::Float<W> dot_pairs(simd::Float<W> sum, simd::Unsigned<W> a,
+                                          std::uint32_t b) noexcept {
+  __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(sum) : "w"(a), "w"(b));
+  return sum;
 }
+#endif
 
 #endif
 
 /// The longest rows of which a product with a query of 16 bits cannot leave 32 bits.
 inline constexpr int max_dot_dim = 512;
 
-/// Whether products over K and V of T go through dot products where there are some.
+/// Whether products over K and V of T may go through dot products where there are some.
 template <int HeadDim, class T>
 inline constexpr bool fits_dots =
     has_dots && std::is_same_v<T, std::int8_t> && HeadDim <= max_dot_dim;
+template <class T>
+inline constexpr bool fits_pairs = has_pairs && std::is_same_v<T, bfloat16>;
 
 CHUNKATTN_PASS_END
 

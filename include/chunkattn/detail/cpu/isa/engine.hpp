@@ -3,16 +3,14 @@
 #ifndef CHUNKATTN_ISA_ENGINE
 #define CHUNKATTN_ISA_ENGINE
 
+#include "byte_unit.hpp"
 #include "chunk_first.hpp"
 #include "dot_first.hpp"
-#include "dot_operands.hpp"
 #include "dots.hpp"
 #include "elements.hpp"
 #include "line_state.hpp"
 #include "line_total.hpp"
-#include "pair_first.hpp"
-#include "pair_operands.hpp"
-#include "pairs.hpp"
+#include "pair_unit.hpp"
 #include "partial_results.hpp"
 #include "pass.hpp"
 #include "rules.hpp"
@@ -24,6 +22,11 @@
 
 CHUNKATTN_PASS_BEGIN(VECTORS)
 
+template <int HeadDim, int ValueDim>
+class ByteUnit;
+template <int HeadDim, int ValueDim>
+struct PairUnit;
+
 /// Computes calls of one object. After the largest plan has been seen, nothing is allocated.
 template <int HeadDim, int ValueDim>
 class Engine {
@@ -32,9 +35,9 @@ class Engine {
 
   explicit Engine(const CpuOptions& options)
       : options_(options),
-        terms_(tile_terms(options)),
-        dots_(wants_dots(options)),
-        pair_terms_(wanted_pair_terms(options)) {}
+        tile_terms_(wanted_terms(Tiles::runs_on(options.instruction_set), options)),
+        byte_terms_(wanted_terms(runs_dots(), options)),
+        pair_terms_(wanted_terms(runs_pairs(options.instruction_set), options)) {}
 
   /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
   /// nullptr.
@@ -85,12 +88,13 @@ class Engine {
   /// faster and more accurate by dot products, which every processor with AMX has.
   template <class T>
   [[nodiscard]] bool uses_tiles() const noexcept {
-    return fits_tiles<HeadDim, ValueDim, T> && terms_ > 0 && (software_tiles || !uses_dots<T>());
+    return fits_tiles<HeadDim, ValueDim, T> && tile_terms_ > 0 &&
+           (software_tiles || !uses_dots<T>());
   }
   /// Whether they go through dot products.
   template <class T>
   [[nodiscard]] bool uses_dots() const noexcept {
-    return fits_dots<HeadDim, T> && dots_;
+    return fits_dots<HeadDim, T> && byte_terms_ > 0;
   }
   /// The terms of probabilities where products go through dot products of pairs, else 0. With two,
   /// they do for queries alone that are bfloat16 by value.
@@ -134,20 +138,9 @@ class Engine {
   static constexpr int dot_flops_per_ns = 250;
   static constexpr int two_term_flops_per_ns = 190;
 
-  // The terms that tiles are to multiply; 0: no tiles.
-  static int tile_terms(const CpuOptions& options) noexcept {
-    if (!Tiles::runs_on(options.instruction_set) || options.reduce == Reduce::batch_invariant)
-      return 0;
-    return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
-  }
-
-  static bool wants_dots(const CpuOptions& options) noexcept {
-    return runs_dots(options.instruction_set) && options.reduce != Reduce::batch_invariant &&
-           options.accuracy != Accuracy::fp32;
-  }
-
-  static int wanted_pair_terms(const CpuOptions& options) noexcept {
-    if (!runs_pairs(options.instruction_set) || options.reduce == Reduce::batch_invariant) return 0;
+  // The terms of the operands of a unit that this processor has; 0: the unit is not used.
+  static int wanted_terms(bool has_unit, const CpuOptions& options) noexcept {
+    if (!has_unit || options.reduce == Reduce::batch_invariant) return 0;
     return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
   }
   // The terms if all queries of X can be pairs.
@@ -323,13 +316,15 @@ class Engine {
                    Rules rules) const noexcept {
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (state.has_tiles)
-        return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);
+        return tile_first_block(block, line, num_lines, tile_terms_, state, tiles, ahead, rules);
     if constexpr (fits_dots<HeadDim, T>)
-      if (uses_dots<T>()) return dot_first_block(block, line, num_lines, state, ahead, rules);
+      if (uses_dots<T>())
+        return dot_first_block(ByteUnit<HeadDim, ValueDim>(), block, line, num_lines, state, ahead,
+                               rules);
     if constexpr (fits_pairs<T>)
       if (state.has_pairs)
-        return pair_first_block(block, line, num_lines, options_.sm_scale, pair_terms_, state,
-                                ahead, rules);
+        return dot_first_block(PairUnit<HeadDim, ValueDim>{options_.sm_scale, pair_terms_}, block,
+                               line, num_lines, state, ahead, rules);
     chunk_first_block(block, line, num_lines, invariant(), state, ahead, rules);
   }
 
@@ -387,9 +382,9 @@ class Engine {
     state.has_pairs = false;
     state.has_tiles = takes_tiles<T>(count);
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
-      if (state.has_tiles) return pack_queries(count, terms_, state);
+      if (state.has_tiles) return pack_queries(count, tile_terms_, state);
     if constexpr (fits_dots<HeadDim, T>)
-      if (uses_dots<T>()) return pack_dot_queries(count, state);
+      if (uses_dots<T>()) return pack_byte_queries(count, state);
     if constexpr (fits_pairs<T>) {
       const auto row = [&](int line) CHUNKATTN_LAMBDA {
         const int first = lines.head_begin * call.group + line % call.group;
@@ -457,8 +452,8 @@ class Engine {
   }
 
   CpuOptions options_;
-  int terms_;
-  bool dots_;
+  int tile_terms_;
+  int byte_terms_;
   int pair_terms_;
   Array<KeyRange> hidden_;  // by row, of the last call whose variant skips keys
   Schedule schedule_;

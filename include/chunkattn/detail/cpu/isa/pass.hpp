@@ -3,7 +3,7 @@
 //
 // CHUNKATTN_PASS_BEGIN(UNIT) opens the set's namespace, detail::cpu::avx512 for example, and where
 // the compiler's options do not promise them already, allows the instructions of a unit for the
-// functions up to CHUNKATTN_PASS_END: VECTORS are the set's own, TILES, DOTS and PAIRS add to them.
+// functions up to CHUNKATTN_PASS_END: VECTORS are the set's own, TILES and DOTS add to them.
 // Nothing outside such a namespace may use what the options do not promise: it would be merged with
 // the same function of another translation unit and run anywhere.
 #ifndef CHUNKATTN_PASS
@@ -64,36 +64,24 @@
 #define CHUNKATTN_TILES_ALLOW CHUNKATTN_VECTORS_ALLOW
 #endif
 
-// Dot products of bytes: the processor's, which come with avx512 and neon, or the model of them.
-#if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_DOTS)
-#define CHUNKATTN_PASS_VNNI 1
-#elif defined(CHUNKATTN_PASS_NEON) && defined(CHUNKATTN_WITH_DOTS)
-#define CHUNKATTN_PASS_DOTPROD 1
-#endif
-#if defined(CHUNKATTN_PASS_VNNI) || defined(CHUNKATTN_PASS_DOTPROD) || defined(CHUNKATTN_SOFTWARE_DOTS)
+// Dot products of bytes, and of pairs of bfloat16: the processor's, which come with avx512 and neon,
+// or the model of them. Who has those of pairs has those of bytes.
+#if defined(CHUNKATTN_SOFTWARE_DOTS) || \
+    (defined(CHUNKATTN_WITH_DOTS) && (defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_NEON)))
 #define CHUNKATTN_PASS_DOTS 1
 #endif
-#if (defined(CHUNKATTN_PASS_VNNI) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__))) || \
-    (defined(CHUNKATTN_PASS_DOTPROD) && !defined(__ARM_FEATURE_DOTPROD))
-#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_ALLOW_DOTS
-#else
-#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_VECTORS_ALLOW
-#endif
-
-// And those of pairs of bfloat16.
-#if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_PAIRS)
-#define CHUNKATTN_PASS_BF16 1
-#elif defined(CHUNKATTN_PASS_NEON) && defined(CHUNKATTN_WITH_PAIRS)
-#define CHUNKATTN_PASS_BFDOT 1
-#endif
-#if defined(CHUNKATTN_PASS_BF16) || defined(CHUNKATTN_PASS_BFDOT) || defined(CHUNKATTN_SOFTWARE_DOTS)
+#if defined(CHUNKATTN_PASS_DOTS) && (defined(CHUNKATTN_SOFTWARE_DOTS) || defined(CHUNKATTN_WITH_PAIRS))
 #define CHUNKATTN_PASS_PAIRS 1
 #endif
-#if (defined(CHUNKATTN_PASS_BF16) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512BF16__))) || \
-    (defined(CHUNKATTN_PASS_BFDOT) && !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
-#define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_ALLOW_PAIRS
+#if !defined(CHUNKATTN_PASS_DOTS) || defined(CHUNKATTN_SOFTWARE_DOTS)
+#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_VECTORS_ALLOW
+#elif (defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__) && \
+       (defined(__AVX512BF16__) || !defined(CHUNKATTN_PASS_PAIRS))) || \
+    (defined(__ARM_FEATURE_DOTPROD) && \
+     (defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || !defined(CHUNKATTN_PASS_PAIRS)))
+#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_VECTORS_ALLOW
 #else
-#define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_VECTORS_ALLOW
+#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_ALLOW_DOTS
 #endif
 
 #endif  // CHUNKATTN_PASS

@@ -135,8 +135,11 @@ using SomeHidden = std::conditional_t<Rules::hide, bool*, NoTerm>;
 
 /// Where x is infinite or NaN.
 template <int W>
-CHUNKATTN_INLINE simd::Int<W> is_special(simd::Float<W> x) noexcept {
+CHUNKATTN_INLINE simd::Int<W> is_nonfinite(simd::Float<W> x) noexcept {
   return (simd::Int<W>)((simd::bits_as<simd::Unsigned<W>>(x) & 0x7f800000u) == 0x7f800000u);
+}
+CHUNKATTN_INLINE bool is_finite(float x) noexcept {
+  return (simd::bits_as<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
 template <int ValueDim, class T>
@@ -161,7 +164,7 @@ class SpecialValues {
       constexpr int width = simd::width_for<ValueDim>;
       simd::Int<width> special{};
       for (int i = 0; i < ValueDim; i += width)
-        special = special | is_special<width>(simd::load_widened<width>(block_.v[t] + i));
+        special = special | is_nonfinite<width>(simd::load_widened<width>(block_.v[t] + i));
       if (!any_of<width>(special)) return;
       tokens_[count_] = t;
       rows_[count_++] = block_.v[t];

@@ -116,11 +116,11 @@ template <int W>
 CHUNKATTN_INLINE Int<W> broadcast_int(std::int32_t value) {
   return Int<W>{} + value;
 }
-/// A word for all lanes, as dot products (dots.hpp, pairs.hpp) take it: those of Arm can read one
-/// lane for all.
+/// A word for all lanes, as dot products (dots.hpp) take it: those of Arm can read one lane for
+/// all.
 template <int W>
 CHUNKATTN_INLINE auto spread(std::uint32_t word) {
-#if defined(CHUNKATTN_PASS_DOTPROD)
+#if defined(CHUNKATTN_PASS_NEON) && !defined(CHUNKATTN_SOFTWARE_DOTS)
   return word;
 #else
   return Unsigned<W>{} + word;

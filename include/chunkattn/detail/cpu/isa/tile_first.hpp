@@ -11,6 +11,7 @@
 
 #include "chunk_first.hpp"
 #include "line_state.hpp"
+#include "line_tile.hpp"
 #include "pass.hpp"
 #include "rules.hpp"
 #include "simd.hpp"
@@ -21,115 +22,70 @@
 #if defined(CHUNKATTN_PASS_TILES)
 CHUNKATTN_PASS_BEGIN(VECTORS)
 
-/// Logits of one vector of lines that became NaN are computed again, in fp32: with infinities the
-/// terms of a product give NaN where the product is an infinity.
-template <int HeadDim, class T>
-CHUNKATTN_INLINE void repair_logits(const Block<T>& block, int seen, const float* q,
-                                    const std::int32_t* visible, float* logits) noexcept {
+/// Whether a line sees a logit that is not finite.
+inline bool has_nonfinite(const MatrixTile& tile, const float* logits) noexcept {
   constexpr int width = simd::native_width;
-  const simd::Int<width> sees = simd::load_int<width>(visible);
-  simd::Int<width> broken{};
-  for (int t = 0; t < seen; ++t) {
-    const simd::Float<width> s = simd::load<width>(logits + t * matrix_lines);
-    broken = broken | ((simd::Int<width>)(s != s) & (simd::broadcast_int<width>(t) < sees));
+  simd::Int<width> found{};
+  for (int l = 0; l < tile.count; l += width) {
+    const simd::Int<width> visible = simd::load_int<width>(tile.visible + l);
+    for (int t = 0; t < tile.seen; ++t)
+      found |= is_nonfinite<width>(simd::load<width>(logits + t * matrix_lines + l)) &
+               (simd::broadcast_int<width>(t) < visible);
   }
-  for (int l = 0; l < width; ++l) {
-    if (broken[l] == 0) continue;
-    for (int t = 0; t < visible[l]; ++t) {
-      simd::Float<width> sum = simd::zero<width>();
-      for (int i = 0; i < HeadDim; i += width)
-        sum = simd::fma(simd::load_widened<width>(block.k[t] + i),
-                        simd::load<width>(q + l * HeadDim + i), sum);
-      logits[t * matrix_lines + l] = simd::reduce_sum<width>(sum);
-    }
-  }
+  return any_of<width>(found);
 }
 
-/// Turns logits into probabilities and rescales the outputs of lines whose maximum moved.
+/// Turns logits into probabilities and rescales the outputs of lines whose maximum has changed.
 template <int HeadDim, int ValueDim, class T, class Rules>
-CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, MatrixLines& lines,
+CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, const MatrixTile& tile,
                                      LineState<HeadDim, ValueDim>& state, float* logits,
                                      Rules rules) noexcept {
   constexpr int width = simd::native_width;
-  bool moved = false;
-  for (int l = 0; l < lines.count; l += width) {
-    bool full = lines.count - l >= width;
-    for (int i = 0; i < width; ++i) full = full && lines.visible[l + i] == lines.seen;
-    const int line = lines.begin + l;
-    repair_logits<HeadDim>(block, lines.seen, state.q + line * HeadDim, lines.visible + l,
-                           logits + l);
-    tile_softmax<matrix_lines>(block, lines.seen, full, lines.visible + l, logits + l,
-                               state.max + line, state.sum + line, lines.rescale + l,
+  bool rescaled = false;
+  for (int l = 0; l < tile.count; l += width) {
+    bool full = tile.count - l >= width;
+    for (int i = 0; i < width; ++i) full = full && tile.visible[l + i] == tile.seen;
+    const int line = tile.begin + l;
+    tile_softmax<matrix_lines>(block, tile.seen, full, tile.visible + l, logits + l,
+                               state.max + line, state.sum + line, state.rescale + l,
                                rules.from(line));
-    moved = moved || any_of<width>((simd::Int<width>)(simd::load<width>(lines.rescale + l) !=
-                                                      simd::broadcast<width>(1.0f)));
+    rescaled = rescaled || any_of<width>((simd::Int<width>)(simd::load<width>(state.rescale + l) !=
+                                                            simd::broadcast<width>(1.0f)));
   }
-  for (int l = 0; moved && l < lines.count; ++l) {
-    if (lines.rescale[l] == 1.0f) continue;
-    float* const out = state.out + (lines.begin + l) * ValueDim;
-    const simd::Float<width> factor = simd::broadcast<width>(lines.rescale[l]);
+  for (int l = 0; rescaled && l < tile.count; ++l) {
+    if (state.rescale[l] == 1.0f) continue;
+    float* const out = state.out + (tile.begin + l) * ValueDim;
+    const simd::Float<width> factor = simd::broadcast<width>(state.rescale[l]);
     for (int i = 0; i < ValueDim; i += width)
       simd::store(out + i, simd::load<width>(out + i) * factor);
   }
 }
 
-/// Adds the infinities and NaN that pack_values() left out, to the lines that see them.
-template <class T, class State>
-[[gnu::noinline]] void add_special_values(const Block<T>& block, int common,
-                                          const MatrixLines& lines, const float* p,
-                                          State& state) noexcept {
-  constexpr int width = simd::native_width;
-  constexpr int dim = State::value_dim;
-  for (int l = 0; l < lines.count; ++l) {
-    float* const out = state.out + (lines.begin + l) * dim;
-    for (int t = common; t < lines.visible[l]; ++t) {
-      if (is_hidden(p[t * matrix_lines + l])) continue;
-      const simd::Float<width> weight = simd::broadcast<width>(p[t * matrix_lines + l]);
-      for (int i = 0; i < dim; i += width) {
-        const simd::Float<width> x = simd::load_widened<width>(block.v[t] + i);
-        const simd::Float<width> old = simd::load<width>(out + i);
-        simd::store(out + i, simd::select<width>(is_special<width>(x), old + weight * x, old));
-      }
-    }
-  }
-}
-
 /// O += P·V of some lines, 32 columns at a time, for which `values(column)` gives V.
 template <int ValueDim, class State, class Values>
-CHUNKATTN_INLINE void add_values(Tiles& tiles, const MatrixBlock& work, const MatrixLines& lines,
+CHUNKATTN_INLINE void add_values(Tiles& tiles, const MatrixBlock& work, const MatrixTile& tile,
                                  const TileScratch<ValueDim>& scratch, State& state,
                                  PrefetchCursor& ahead, int burst, Values&& values) noexcept {
-  const bool two_tiles = lines.count > tile_size;
-  const int rest = lines.count % tile_size;  // lines of a last tile that is not full
-  float* first = state.out + lines.begin * ValueDim;
+  const bool two_tiles = tile.count > tile_size;
+  const int rest = tile.count % tile_size;  // lines of a last tile that is not full
+  const int steps = (tile.seen + tile_depth - 1) / tile_depth;
+  float* first = state.out + tile.begin * ValueDim;
   float* second = first + tile_size * ValueDim;
-  float* const last = first + (lines.count - rest) * ValueDim;
-  if (rest > 0) {  // the rows behind these lines are other lines'
+  float* const last = first + (tile.count - rest) * ValueDim;
+  if (rest > 0) {  // the rows after these lines are other lines'
     std::copy_n(last, rest * ValueDim, scratch.out);
     (two_tiles ? second : first) = scratch.out;
   }
   for (int i = 0; i < ValueDim; i += tile_depth) {
     const float* const v = values(i);
     if (two_tiles)
-      matrix_values<ValueDim, true>(tiles, work, lines.steps(), scratch.p, v, ahead, burst,
-                                    first + i, second + i);
+      matrix_values<ValueDim, true>(tiles, work, steps, scratch.p, v, ahead, burst, first + i,
+                                    second + i);
     else
-      matrix_values<ValueDim, false>(tiles, work, lines.steps(), scratch.p, v, ahead, burst,
-                                     first + i, nullptr);
+      matrix_values<ValueDim, false>(tiles, work, steps, scratch.p, v, ahead, burst, first + i,
+                                     nullptr);
   }
   if (rest > 0) std::copy_n(scratch.out, rest * ValueDim, last);
-}
-
-/// Lines [begin, begin + count) of a block and what each sees of it.
-template <class T, class State>
-MatrixLines matrix_lines_of(const Block<T>& block, int begin, int count,
-                            const State& state) noexcept {
-  MatrixLines lines{begin, count};
-  for (int l = 0; l < count; ++l) {
-    lines.visible[l] = visible_tokens(block, state, begin + l);
-    lines.seen = std::max(lines.seen, lines.visible[l]);
-  }
-  return lines;
 }
 
 /// One block for lines [line0, line0 + num_lines), whose queries pack_queries() has packed.
@@ -162,7 +118,7 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
   // V is packed once: for several times 32 lines all of it before, else column by column where it
   // is needed.
   const auto pack = [&](int column, float* to) {
-    work.special |= pack_values(block, column, work.common, work.seen, terms, ahead, burst, to);
+    work.nonfinite |= pack_values(block, column, work.common, work.seen, terms, ahead, burst, to);
     return to;
   };
   if (groups > 1)
@@ -172,22 +128,26 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
   };
 
   for (int l = 0; l < num_lines; l += matrix_lines) {
-    MatrixLines lines =
-        matrix_lines_of(block, line0 + l, std::min(matrix_lines, num_lines - l), state);
-    if (lines.seen == 0) continue;
-    const float* const q = state.q_transposed + lines.begin;
-    const bool two_tiles = lines.count > tile_size;
+    const MatrixTile tile(block, state, line0 + l, std::min(matrix_lines, num_lines - l));
+    if (tile.seen == 0) continue;
+    const float* const q = state.q_transposed + tile.begin;
+    const bool two_tiles = tile.count > tile_size;
     if (two_tiles)
-      matrix_logits<HeadDim, true>(tiles, work, lines.seen, q, state.transposed_stride, ahead,
-                                   burst, scratch.logits);
+      matrix_logits<HeadDim, true>(tiles, work, tile.seen, q, state.transposed_stride, ahead, burst,
+                                   scratch.logits);
     else
-      matrix_logits<HeadDim, false>(tiles, work, lines.seen, q, state.transposed_stride, ahead,
+      matrix_logits<HeadDim, false>(tiles, work, tile.seen, q, state.transposed_stride, ahead,
                                     burst, scratch.logits);
-    matrix_softmax(block, lines, state, scratch.logits, rules);
-    pack_probabilities(scratch.logits, lines.visible, two_tiles ? matrix_lines : tile_size,
-                       lines.seen, terms, scratch.p);
-    add_values(tiles, work, lines, scratch, state, ahead, burst, values);
-    if (work.special) add_special_values(block, work.common, lines, scratch.logits, state);
+    if (has_nonfinite(tile, scratch.logits))
+      recompute_nonfinite_logits<HeadDim>(block, tile, state.q + tile.begin * HeadDim,
+                                          scratch.logits);
+    matrix_softmax(block, tile, state, scratch.logits, rules);
+    pack_probabilities(scratch.logits, tile.visible, two_tiles ? matrix_lines : tile_size,
+                       tile.seen, terms, scratch.p);
+    add_values(tiles, work, tile, scratch, state, ahead, burst, values);
+    if (work.nonfinite)
+      add_nonfinite_values<ValueDim>(block, tile, work.common, scratch.logits,
+                                     state.out + tile.begin * ValueDim);
   }
 }
 

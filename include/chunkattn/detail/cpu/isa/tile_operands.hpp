@@ -65,31 +65,26 @@ CHUNKATTN_INLINE simd::Float<W> paired(simd::Float<W> even, simd::Float<W> odd) 
 // ---- Queries ----------------------------------------------------------------------------------
 
 /// The queries of the first lines as right tiles, once per task: q_transposed becomes
-/// [term][HeadDim / 2 pairs][transposed_stride], so that a block may begin at any line.
+/// [term][HeadDim / 2 pairs][transposed_stride], so that a block may begin at any line. Lines
+/// beyond the last are padding.
 template <int HeadDim, int ValueDim>
 [[gnu::noinline]] void pack_queries(int lines, int terms,
                                     LineState<HeadDim, ValueDim>& state) noexcept {
   constexpr int width = simd::native_width;
-  const std::ptrdiff_t stride = state.transposed_stride;
-  for (int line = 0; line < lines; line += width) {  // lines beyond the last are nobody's
-    for (int i = 0; i < HeadDim; i += 2 * width) {
-      simd::Float<width> pairs[2][width];
-      for (int l = 0; l < width; ++l) {
-        const float* const from = state.q + (line + l) * HeadDim + i;
-        simd::Float<width> x[2] = {simd::load<width>(from), simd::load<width>(from + width)};
-        for (int term = 0; term < terms; ++term) {
-          alignas(64) float row[width];  // 2 * width elements of 16 bits
-          simd::store_upper_halves<width>(row, take_term<width>(x[0]));
-          simd::store_upper_halves<width>(row + width / 2, take_term<width>(x[1]));
-          pairs[term][l] = simd::load<width>(row);
-        }
-      }
-      for (int term = 0; term < terms; ++term) {
-        float* const to = state.q_transposed + (term * HeadDim + i) / 2 * stride + line;
-        simd::transpose<width>(pairs[term]);
-        for (int p = 0; p < width; ++p) simd::store(to + p * stride, pairs[term][p]);
+  for (int line = 0; line < lines; line += width) {
+    alignas(64) std::uint16_t elements[2][width][HeadDim];
+    for (int l = 0; l < width; ++l) {
+      for (int i = 0; i < HeadDim; i += width) {
+        simd::Float<width> x = simd::load<width>(state.q + (line + l) * HeadDim + i);
+        for (int term = 0; term < terms; ++term)
+          simd::store_upper_halves<width>(elements[term][l] + i, take_term<width>(x));
       }
     }
+    for (int term = 0; term < terms; ++term)
+      transpose_words<HeadDim / 2>(
+          elements[term], sizeof elements[0][0],
+          state.q_transposed + term * HeadDim / 2 * state.transposed_stride + line,
+          state.transposed_stride);
   }
 }
 
@@ -161,7 +156,7 @@ template <class T>
                                    float* to) noexcept {
   constexpr int width = simd::native_width;
   constexpr int tile = tile_size * tile_size;
-  simd::Int<width> special{};
+  simd::Int<width> nonfinite{};
   PrefetchCursor lines = ahead;
   const auto pack = [&](int t, auto&& row) CHUNKATTN_LAMBDA {
     float* const tiles = to + t / tile_depth * 2 * tile + t % tile_depth / 2 * tile_size;
@@ -190,14 +185,12 @@ template <class T>
       if (i >= seen) return simd::zero<width>();
       const simd::Float<width> x = simd::load_widened<width>(block.v[i] + column);
       if (i < common) return x;
-      const simd::Int<width> hide = is_special<width>(x);
-      special = special | hide;
+      const simd::Int<width> hide = is_nonfinite<width>(x);
+      nonfinite = nonfinite | hide;
       return simd::select<width>(hide, simd::zero<width>(), x);
     });
   ahead = lines;
-  std::int32_t any = 0;
-  for (int i = 0; i < width; ++i) any |= special[i];
-  return any != 0;
+  return any_of<width>(nonfinite);
 }
 
 // ---- Probabilities ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #ifndef CHUNKATTN_ISA_TILE_PRODUCTS
 #define CHUNKATTN_ISA_TILE_PRODUCTS
 
+#include "line_tile.hpp"
 #include "pass.hpp"
 #include "tile_operands.hpp"
 #include "tiles.hpp"
@@ -20,20 +21,12 @@ struct MatrixBlock {
   int stored_terms;           ///< of K and V
   int seen = 0;               ///< tokens that some line sees
   int common = block_tokens;  ///< tokens that all of them see
-  bool special = false;       ///< pack_values() left out infinities or NaN
+  bool nonfinite = false;     ///< pack_values() left out infinities or NaN
   KeyTile keys[block_tokens / tile_size] = {};
 };
 
-/// Up to 32 of its lines.
-struct MatrixLines {
-  int begin;
-  int count;
-  int seen = 0;                                         ///< tokens that some of these see
-  alignas(64) std::int32_t visible[matrix_lines] = {};  ///< tokens that each sees
-  alignas(64) float rescale[matrix_lines] = {};         ///< factors of their outputs
-
-  [[nodiscard]] int steps() const noexcept { return (seen + tile_depth - 1) / tile_depth; }
-};
+/// Lines that are computed at once.
+using MatrixTile = LineTile<matrix_lines>;
 
 /// logits[token][matrix_lines] = K·Qᵀ of the first `seen` tokens.
 template <int HeadDim, bool TwoTiles>

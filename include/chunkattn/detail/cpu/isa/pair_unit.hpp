@@ -1,23 +1,29 @@
-// Operands of dot products of pairs: queries, keys, probabilities and values of bfloat16 K and V as
-// 32-bit words of two.
+// Dot products of pairs of bfloat16 as a unit of dot_first.hpp: queries, keys, probabilities and
+// values of bfloat16 K and V as 32-bit words of two.
 //
 //   Sᵀ   2 dims of a key, where it lies, times 2 dims of a query
 //   O    2 probabilities times 2 tokens of V, interleaved once per block
 //
 // A query is one bfloat16 per element: exactly, if it was given so, for sm_scale multiplies logits;
 // else rounded, where that is accurate enough. A probability is the sum of one or two terms.
-#ifndef CHUNKATTN_ISA_PAIR_OPERANDS
-#define CHUNKATTN_ISA_PAIR_OPERANDS
+//
+// Infinities and NaN of V are left out of the product and added to the lines that see them; logits
+// that are not finite are computed again in fp32, for their line alone.
+#ifndef CHUNKATTN_ISA_PAIR_UNIT
+#define CHUNKATTN_ISA_PAIR_UNIT
 
 #include "chunk_first.hpp"
+#include "dot_products.hpp"
+#include "dots.hpp"
 #include "elements.hpp"
 #include "line_state.hpp"
+#include "line_tile.hpp"
 #include "pass.hpp"
 #include "rules.hpp"
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_PAIRS)
-CHUNKATTN_PASS_BEGIN(VECTORS)
+CHUNKATTN_PASS_BEGIN(DOTS)
 
 /// Tokens or dims of one word.
 inline constexpr int pair_depth = 2;
@@ -26,7 +32,7 @@ inline constexpr int pair_depth = 2;
 
 /// The queries of `lines` lines, which `row(line)` gives unscaled, once per task: q_transposed
 /// becomes [HeadDim / 2 words][transposed_stride]. Returns whether they may be used: all of them
-/// are exact, or else `rounded` is allowed. Lines beyond the last are nobody's.
+/// are exact, or else `rounded` is allowed. Lines beyond the last are padding.
 template <int HeadDim, int ValueDim, class Row>
 bool pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row& row,
                        bool rounded) noexcept {
@@ -53,41 +59,11 @@ bool pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row
   return rounded || !any_of<width>((simd::Int<width>)(lost != 0u));
 }
 
-// ---- Keys -------------------------------------------------------------------------------------
-
-/// Rows of a block's K, a group of tokens at a time one after another: where they lie, if they do,
-/// else copied. Made where the first tile of lines gets to them, a group ahead, so that they come
-/// from L2 meanwhile.
-template <int HeadDim>
-struct PairKeys {
-  static constexpr int group = simd::num_accumulators / 2;
-
-  const Block<bfloat16>& block;
-  bfloat16* memory;                                     ///< [block_tokens][HeadDim]
-  int count = 0;                                        ///< tokens that there are, in groups
-  const bfloat16* rows[block_tokens / group + 1] = {};  ///< of each group, the first
-
-  /// The next group, of which some rows may be beyond the block's last.
-  CHUNKATTN_INLINE void add_group() noexcept {
-    const bfloat16* const* const from = block.k + count;
-    bool together = true;
-    for (int i = 1; i < group; ++i) together = together && from[i] == from[0] + i * HeadDim;
-    rows[count / group] = from[0];
-    if (!together) {
-      bfloat16* const to = memory + count * HeadDim;
-      for (int i = 0; i < group; ++i)
-        __builtin_memcpy(static_cast<void*>(to + i * HeadDim), from[i], HeadDim * sizeof *to);
-      rows[count / group] = to;
-    }
-    count += group;
-  }
-};
-
 // ---- Values -----------------------------------------------------------------------------------
 
 /// Where the halves of words are infinite or NaN, as a mask of these halves.
 template <class Bits>
-CHUNKATTN_INLINE Bits special_halves(Bits words) noexcept {
+CHUNKATTN_INLINE Bits nonfinite_halves(Bits words) noexcept {
   const Bits low = (Bits)((words & 0x7f80u) == 0x7f80u) & 0xffffu;
   return low | ((Bits)((words & 0x7f800000u) == 0x7f800000u) & 0xffff0000u);
 }
@@ -100,16 +76,16 @@ CHUNKATTN_INLINE bool interleave_rows(const bfloat16* even, const bfloat16* odd,
 #if defined(CHUNKATTN_PASS_NEON)
   if constexpr (ValueDim % 8 == 0 && Slice % 8 == 0) {
     const uint16x8_t exponent = vdupq_n_u16(0x7f80);
-    uint16x8_t special = vdupq_n_u16(0);
+    uint16x8_t nonfinite = vdupq_n_u16(0);
     for (int i = 0; i < ValueDim; i += 8) {
       uint16x8_t a, b;
       __builtin_memcpy(&a, even + i, sizeof a);
       __builtin_memcpy(&b, odd + i, sizeof b);
-      special |= vceqq_u16(a & exponent, exponent) | vceqq_u16(b & exponent, exponent);
+      nonfinite |= vceqq_u16(a & exponent, exponent) | vceqq_u16(b & exponent, exponent);
       const uint16x8x2_t words = vzipq_u16(a, b);
       __builtin_memcpy(to + i / Slice * slice_words + i % Slice, &words, sizeof words);
     }
-    return vmaxvq_u16(special) != 0;
+    return vmaxvq_u16(nonfinite) != 0;
   }
 #endif
 #if defined(CHUNKATTN_PASS_AVX512)
@@ -122,30 +98,30 @@ CHUNKATTN_INLINE bool interleave_rows(const bfloat16* even, const bfloat16* odd,
     const auto lower = (__m512i)halves(0, std::make_integer_sequence<int, 32>());
     const auto upper = (__m512i)halves(16, std::make_integer_sequence<int, 32>());
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 special = 0;
+    __mmask32 nonfinite = 0;
     for (int i = 0; i < ValueDim; i += 32, to += slice_words) {
       const __m512i a = _mm512_loadu_si512(even + i), b = _mm512_loadu_si512(odd + i);
-      special |= _mm512_cmpeq_epi16_mask(a & exponent, exponent) |
-                 _mm512_cmpeq_epi16_mask(b & exponent, exponent);
+      nonfinite |= _mm512_cmpeq_epi16_mask(a & exponent, exponent) |
+                   _mm512_cmpeq_epi16_mask(b & exponent, exponent);
       _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, lower, b));
       _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(a, upper, b));
     }
-    return special != 0;
+    return nonfinite != 0;
   }
 #endif
   constexpr int width = simd::width_for<ValueDim>;
   using Bits = simd::Unsigned<width>;
-  Bits special{};
+  Bits nonfinite{};
   for (int i = 0; i < ValueDim; i += width) {
     const auto low = simd::bits_as<Bits>(simd::load_widened<width>(even + i));
     const Bits words = low >> 16 | simd::bits_as<Bits>(simd::load_widened<width>(odd + i));
-    special |= special_halves(words);
+    nonfinite |= nonfinite_halves(words);
     __builtin_memcpy(to + i / Slice * slice_words + i % Slice, &words, sizeof words);
   }
-  return any_of<width>((simd::Int<width>)special);
+  return any_of<width>((simd::Int<width>)nonfinite);
 }
 
-/// The first `seen` rows of V, two tokens to a word, with a row of zeros behind an odd number of
+/// The first `seen` rows of V, two tokens to a word, with a row of zeros after an odd number of
 /// them: ColumnSlices, [block_tokens / 2] of each. Infinities and NaN become zeros; returns whether
 /// there were some.
 template <int ValueDim>
@@ -160,28 +136,28 @@ template <int ValueDim>
   constexpr int whole = Slices::last_vectors == wide_columns ? ValueDim : Slices::last * width;
   constexpr int rest = ValueDim - whole;
   constexpr int wide = rest / slice * slice;
-  bool special = false;
+  bool nonfinite = false;
   for (int t = 0; t < seen; t += pair_depth) {
     const bfloat16* const even = block.v[t];
     const bfloat16* const odd = t + 1 < seen ? block.v[t + 1] : zero_row<ValueDim, bfloat16>;
     std::uint32_t* const words = to + t / pair_depth * slice;
     if constexpr (whole > 0)
-      special |= interleave_rows<whole, slice>(even, odd, slice * depth, words);
+      nonfinite |= interleave_rows<whole, slice>(even, odd, slice * depth, words);
     std::uint32_t* const last = to + whole * depth + t / pair_depth * rest;
     if constexpr (wide > 0)
-      special |= interleave_rows<wide, slice>(even + whole, odd + whole, 0, last);
+      nonfinite |= interleave_rows<wide, slice>(even + whole, odd + whole, 0, last);
     if constexpr (wide < rest)
-      special |=
+      nonfinite |=
           interleave_rows<width, width>(even + whole + wide, odd + whole + wide, 0, last + wide);
   }
   using Bits = simd::Unsigned<width>;
-  for (int i = 0; special && i < ValueDim * depth; i += width) {
+  for (int i = 0; nonfinite && i < ValueDim * depth; i += width) {
     Bits words;
     __builtin_memcpy(&words, to + i, sizeof words);
-    words &= ~special_halves(words);
+    words &= ~nonfinite_halves(words);
     __builtin_memcpy(to + i, &words, sizeof words);
   }
-  return special;
+  return nonfinite;
 }
 
 // ---- Probabilities ----------------------------------------------------------------------------
@@ -215,7 +191,84 @@ template <int Terms>
   }
 }
 
+// ---- The unit ---------------------------------------------------------------------------------
+
+template <int HeadDim, int ValueDim>
+struct PairUnit {
+  using Element = bfloat16;
+  using Operands = DotOperands<PairUnit>;
+  using Tile = LineTile<tile_lines>;
+  static constexpr int head_dim = HeadDim, value_dim = ValueDim;
+  static constexpr int depth = pair_depth;
+  static constexpr int passes = 1;
+  static constexpr int max_terms = 2;
+  static constexpr bool checked_logits = true;
+  static constexpr bool keys_in_place = true;
+  template <int Vectors>
+  static constexpr int key_step = 2 * Vectors;
+  static constexpr int p_words = 0;  // terms stand beside each other
+  template <int W>
+  using Sum = simd::Float<W>;
+
+  float sm_scale;
+  int terms;               ///< of probabilities
+  bool nonfinite = false;  ///< V of the block holds infinities or NaN
+
+  CHUNKATTN_INLINE static void pack_key(const bfloat16* from, char* to) noexcept {
+    __builtin_memcpy(to, from, HeadDim * sizeof *from);
+  }
+
+  template <int W, class Key>
+  CHUNKATTN_INLINE static Sum<W> dot_key(Sum<W> sum, Key key, simd::Unsigned<W> query) noexcept {
+    return dot_pairs<W>(sum, query, key);
+  }
+  template <int W, class Weight>
+  CHUNKATTN_INLINE static Sum<W> dot_value(Sum<W> sum, Weight weight,
+                                           simd::Unsigned<W> value) noexcept {
+    return dot_pairs<W>(sum, value, weight);
+  }
+
+  CHUNKATTN_INLINE float query_factor(const float*, std::ptrdiff_t) const noexcept {
+    return sm_scale;
+  }
+  template <class V>
+  CHUNKATTN_INLINE static V logit(V sum, float factor, const Block<bfloat16>&, int) noexcept {
+    return sum * factor;
+  }
+  CHUNKATTN_INLINE static float value_factor(int) noexcept { return 1.0f; }
+  template <int W>
+  CHUNKATTN_INLINE static void add_values(Sum<W> sum, simd::Float<W>, simd::Float<W> rescaling,
+                                          float* out) noexcept {
+    add_block_sum<W>(sum, rescaling, out);
+  }
+
+  CHUNKATTN_INLINE static void repair_logits(Operands& operands, const Tile& tile,
+                                             bool broken) noexcept {
+    if (broken)
+      recompute_nonfinite_logits<HeadDim>(operands.block, tile,
+                                          operands.state.q + tile.begin * HeadDim, operands.logits);
+  }
+
+  CHUNKATTN_INLINE static std::uint32_t* top() noexcept { return nullptr; }
+
+  CHUNKATTN_INLINE void pack_values(const Block<bfloat16>& block, int seen,
+                                    std::uint32_t* to) noexcept {
+    nonfinite = pack_pair_values<ValueDim>(block, seen, to);
+  }
+  CHUNKATTN_INLINE void pack_probabilities(const float* p, const Tile& tile,
+                                           std::uint32_t* to) const noexcept {
+    if (terms == 1)
+      pack_pair_probabilities<1>(p, tile.count, tile.seen, to);
+    else
+      pack_pair_probabilities<2>(p, tile.count, tile.seen, to);
+  }
+  CHUNKATTN_INLINE void repair_values(const Operands& operands, const Tile& tile,
+                                      float* out) const noexcept {
+    if (nonfinite) add_nonfinite_values<ValueDim>(operands.block, tile, 0, operands.logits, out);
+  }
+};
+
 CHUNKATTN_PASS_END
 #endif
 
-#endif  // CHUNKATTN_ISA_PAIR_OPERANDS
+#endif  // CHUNKATTN_ISA_PAIR_UNIT
