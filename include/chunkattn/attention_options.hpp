@@ -102,8 +102,9 @@ struct CpuOptions {
     /// plan does not know to be shared (block tables without a tree): with 1 these stay in the
     /// caches.
     int max_task_heads = 0;
-    /// From how many lines on (rows times query heads per KV head) shared K/V is computed by matrix
-    /// products; below, K/V is streamed. 0: from where on products were measured to be faster.
+    /// From how many query-head rows on (rows times query heads per KV head) shared K/V is computed
+    /// by matrix products; with fewer, K/V is streamed. 0: from where on products were measured to
+    /// be faster.
     int min_product_lines = 0;
   };
   Tuning tuning{};  ///< see Tuning

@@ -2,10 +2,10 @@
 // chunk-first and sequence-first (Algorithms 1 and 2) over one list of tasks.
 //
 // A worker takes some KV heads of one row block and goes through the tree's segments, parents
-// first: shared ones with all their query lines at once, private ones streamed. The state (O, m, d)
-// of its lines stays in the core's cache meanwhile, so nothing is merged and nothing is locked.
-// Only if there are too few heads to keep all workers busy is the work cut along the tokens of K/V;
-// then partial results are merged (in order, or under a spin lock).
+// first: shared ones with all their query-head rows at once, private ones streamed. The state (O,
+// m, d) of its rows stays in the core's cache meanwhile, so nothing is merged and nothing is
+// locked. Only if there are too few heads to keep all workers busy is the work cut along the tokens
+// of K/V; then partial results are merged (in order, or under a spin lock).
 #pragma once
 
 #include <concepts>

@@ -127,8 +127,8 @@ class ThreadPool {
     start();
     mark_ = {};
   }
-  // Threads of the parent are not joined: there is nobody, and a thread that was started here may
-  // have got the handle of one of them.
+  // Threads of the parent are not joined: they do not exist here, and a thread that was started
+  // here may have got the handle of one of them.
   void forget() noexcept {
     for (std::thread& thread : threads_) ::new (static_cast<void*>(&thread)) std::thread();
     threads_.clear();

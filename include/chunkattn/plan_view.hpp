@@ -25,12 +25,12 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// A part of one chunk: its token places [begin, begin + length) hold the path positions
+/// A part of one chunk: its token slots [begin, begin + length) hold the path positions
 /// [position, position + length).
 struct Piece {
   ChunkIndex chunk;       ///< index of the chunk
-  std::int32_t begin;     ///< first token place in the chunk, from 0
-  std::int32_t length;    ///< token places
+  std::int32_t begin;     ///< first token slot in the chunk, from 0
+  std::int32_t length;    ///< token slots
   std::int32_t position;  ///< path position of the first one
 };
 
@@ -51,7 +51,7 @@ struct PlanView {
     std::int32_t piece_begin;    ///< index of its first piece
     std::int32_t num_pieces;     ///< its pieces, consecutive and in path order
     std::int32_t position;       ///< path position of the first token
-    std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
+    std::int32_t length;         ///< sum of the pieces' lengths, reserved slots included
     std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
     std::int32_t num_sequences;  ///< sequences of this plan on it; more than 1: shared
   };
@@ -59,17 +59,17 @@ struct PlanView {
   /// Where the K/V of one query token goes; chunk == no_chunk: nowhere (already written).
   struct WriteTarget {
     ChunkIndex chunk;     ///< index of the chunk, or no_chunk
-    std::int32_t offset;  ///< token place inside the chunk
+    std::int32_t offset;  ///< token slot inside the chunk
   };
 
   /// K/V rows [source_begin, +length) of source_chunk are to be copied to target_chunk, in every
   /// layer, before anything is written. Doing it twice is harmless.
   struct RowCopy {
     ChunkIndex source_chunk;    ///< index of the chunk to copy from
-    std::int32_t source_begin;  ///< first token place there
+    std::int32_t source_begin;  ///< first token slot there
     ChunkIndex target_chunk;    ///< index of the chunk to copy to
-    std::int32_t target_begin;  ///< first token place there
-    std::int32_t length;        ///< token places to copy
+    std::int32_t target_begin;  ///< first token slot there
+    std::int32_t length;        ///< token slots to copy
   };
 
   std::int32_t num_rows = 0;      ///< query tokens of the step

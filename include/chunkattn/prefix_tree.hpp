@@ -203,7 +203,7 @@ class PrefixTree {
   /// need more. Returns the chunks freed, which new tokens take. K/V memory that a KvCache has
   /// allocated stays there.
   std::size_t trim(std::size_t chunks) { return enter().core.trim(chunks); }
-  /// Evicts cached tokens, but pinned ones, that nobody used for the policy's ttl. Time is yours:
+  /// Evicts cached tokens, but pinned ones, that were unused for the policy's ttl. Time is yours:
   /// it begins at 0 and does not go back (or InvalidArgument). Returns their number.
   std::size_t expire(std::uint64_t now) { return enter().core.expire(now); }
 

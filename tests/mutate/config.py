@@ -140,7 +140,7 @@ CHECK = "a check of tests, which finds nothing where all is well"
 EXCLUDED = [
     dict(calls=["CHUNKATTN_PREFETCH", "CHUNKATTN_PREFETCH_WRITE", "prefetch", "prefetch_near", "__builtin_prefetch",
                 "look_ahead", "prefetch_end", "prefetch_some"], reason=AHEAD),
-    dict(functions=["look_ahead", "ask_ahead", "prefetch_end", "prefetch", "prefetch_near", "prefetch_some"], reason=AHEAD),
+    dict(functions=["look_ahead", "prefetch_victims", "prefetch_end", "prefetch", "prefetch_near", "prefetch_some"], reason=AHEAD),
     dict(headers=["*/prefetch.hpp"], reason=AHEAD),
     dict(headers=CPU, changes=r"(ahead|lines)\.(start|settle|advance|grant_\w+)\(.*|ahead = lines;|\w*burst|ahead",
          reason=AHEAD),

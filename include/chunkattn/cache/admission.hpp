@@ -54,7 +54,7 @@ class AdmissionQueue {
     return last_id_;
   }
   /// A request was admitted: those that came before it were overtaken.
-  /// \throws InvalidArgument for the id of none that waits, here and below
+  /// \throws InvalidArgument for an id that is not queued, here and below
   void admitted(std::uint64_t id) {
     const std::size_t at = find(id);
     for (std::size_t i = 0; i < at; ++i) ++entries_[i].overtaken;
@@ -73,8 +73,8 @@ class AdmissionQueue {
   }
   /// As rank() has left them, in the order of arrival.
   [[nodiscard]] std::span<const Rank> ranks() const noexcept { return ranks_; }
-  /// Whom to admit next: who shares most with what runs, of equals who came first; but the first
-  /// of all, if that was overtaken max_overtaken times. Null where nobody waits.
+  /// The request to admit next: the one that shares most with what runs, of equals the first; but
+  /// the first of all, if that was overtaken max_overtaken times. Null where none waits.
   [[nodiscard]] const Rank* next() const noexcept {
     if (empty()) return nullptr;
     if (entries_.front().overtaken >= max_overtaken_) return &ranks_.front();
@@ -106,7 +106,7 @@ class AdmissionQueue {
     rank_all(tree, [&](detail::NodeIndex n) { return marks_[detail::to_size(n)] == mark; });
   }
   /// Ranks all, then inserts next() if it fits: its id, and its sequence. Nothing if it does not,
-  /// or nobody waits. O(size()), so a loop that empties the queue is quadratic in it.
+  /// or none waits. O(size()), so a loop that empties the queue is quadratic in it.
   /// \param headroom  chunks that are to stay free or evictable
   [[nodiscard]] std::optional<std::pair<std::uint64_t, Sequence>> admit(Tree& tree,
                                                                         std::size_t headroom = 0) {

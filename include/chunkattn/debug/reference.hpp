@@ -29,10 +29,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 struct Rounding {
   double p;                     ///< of probabilities and values, as the product P·V gets them
   double logit;                 ///< of queries and keys, as the product Q·K gets them
-  double p_of_largest = 0;      ///< of probabilities, as a part of a line's largest one
+  double p_of_largest = 0;      ///< of probabilities, as a part of a query-head row's largest one
   double query_of_largest = 0;  ///< of a query's elements, as a part of its largest one
 
-  /// fp32, unless told otherwise.
+  /// fp32 by default.
   constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
 };
 
@@ -94,10 +94,10 @@ struct Reference {
     return (u_out + sums) * std::abs(out[index]) + of_values + coarse + 1e-6;
   }
 
-  /// How much of itself a sum over a line's tokens may lose: 64 values are added one after the
-  /// other, up to 96 such sums, and what these become with compensation. Equal values all lose the
-  /// same way, n of them up to n / 2 roundings of the sum; half of that at any length (of 200,000
-  /// values the worst lost 30 of the 32 roundings that 4,096 or more are allowed).
+  /// How much of itself a sum over a query-head row's tokens may lose: 64 values are added one
+  /// after the other, up to 96 such sums, and what these become with compensation. Equal values all
+  /// lose the same way, n of them up to n / 2 roundings of the sum; half of that at any length (of
+  /// 200,000 values the worst lost 30 of the 32 roundings that 4,096 or more are allowed).
   [[nodiscard]] double sum_error(std::size_t line) const {
     const double n = line < num_tokens.size() ? num_tokens[line] : 0;
     return (std::min(n, 64.0) + std::min(n / 64, 64.0)) / 4 * 0x1p-24;
@@ -109,7 +109,7 @@ struct Reference {
     return logit_error(index, rounding) + 4 * 0x1p-24 * size + 2e-6;
   }
 
-  /// The most that a logit of line row * num_qo_heads + head may differ.
+  /// The most that a logit of query-head row row * num_qo_heads + head may differ.
   [[nodiscard]] double logit_error(std::size_t line, Rounding rounding) const {
     const double sums = std::max(4.0, std::sqrt(static_cast<double>(head_dim))) * 0x1p-24;
     const double coarse =
@@ -196,8 +196,8 @@ struct SeenRows {
   }
 };
 
-/// One query head of one row: `line` of the result from the query's `head_dim` elements.
-/// \param at  the row's place and head; its key is not looked at
+/// Query-head row `line` of the result from the query's `head_dim` elements.
+/// \param at  the row's position and head; its key is not looked at
 template <class X>
 void reference_line(const X* query, const SeenRows& seen, double scale,
                     const ReferenceVariant& variant, LogitIndex at, std::size_t line,

@@ -304,7 +304,7 @@ struct Variants {
 /// compiled, the message lists those that were.
 class AnyAttention {
  public:
-  /// What one call of run() may be told besides its data.
+  /// Options of one call of run().
   struct RunOptions {
     /// [num_rows][num_qo_heads], gets the natural logarithm of the softmax denominators; or empty.
     std::span<float> lse = {};

@@ -17,10 +17,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// A lower tier of a tree: holds records (the K/V of a block of tokens, and what it is of) by their
 /// keys. MemoryTier, FileTier, or your own, for a remote store: see Tiers, which calls it,
 /// on a thread of its own: where several Tiers have it, on several at once. It may lose records,
-/// fail, or give what nobody put: what it gives is checked, so that this costs time only.
+/// fail, or give what was never put: what it gives is checked, so that this costs time only.
 ///
-/// A call may take as long as it does; `cancelled` becomes true when nobody waits for it any
-/// longer. It may throw: that counts as a failure (put: false, get: null).
+/// A call may take as long as it does; `cancelled` becomes true when its result is no longer
+/// needed. It may throw: that counts as a failure (put: false, get: null).
 ///
 /// One that loses records by itself says so: notify(). Otherwise subscribers learn of it, and the
 /// record is stored again, only after it was asked for.
@@ -41,7 +41,7 @@ class TierStore {
       return digits;
     }
   };
-  /// Bytes that nobody changes any more.
+  /// Bytes that no longer change.
   using Record = std::shared_ptr<const std::vector<std::byte>>;
   /// Is notified of the records that a store gets and loses.
   struct Subscriber {

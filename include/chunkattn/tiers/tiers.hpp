@@ -247,7 +247,7 @@ class Tiers {
 
     /// Whether it may still bring something.
     [[nodiscard]] explicit operator bool() const noexcept { return load_ != nullptr; }
-    /// Puts what has come into its place. True: more may come, and the sequence is not to be added
+    /// Writes what has come to its slots. True: more may come, and the sequence is not to be added
     /// to a step; others that share its tokens wait for it (AddResult::waits_for()). False: what is
     /// missing is to be computed. Never waits.
     /// \param sequence  the one that it was made for, else it is cancelled

@@ -19,7 +19,7 @@
 #include "../kv_view.hpp"
 #include "../plan_view.hpp"
 #include "../tree_options.hpp"
-#include "detail/places.hpp"
+#include "detail/slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -32,7 +32,7 @@ struct KvSpan {
   ChunkIndex chunk = no_chunk;    ///< index of the chunk
   int layer = 0;                  ///< which layer
   int kv_head = 0;                ///< which KV head
-  std::int32_t begin = 0;         ///< token place of the first row in the chunk
+  std::int32_t begin = 0;         ///< token slot of the first row in the chunk
   std::int32_t position = 0;      ///< its position in the sequence
   std::int32_t length = 0;        ///< rows
   T* k = nullptr;                 ///< first K row
@@ -55,7 +55,7 @@ struct KvSpan {
 template <PlacedSequence Sequence, KvProvider Cache, class F>
 void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, const F& f) {
   using T = detail::cache_element<Cache>;
-  detail::check_places(sequence, range, cache);
+  detail::check_slots(sequence, range, cache);
   if (range.empty()) return;
   for (int l = 0; l < cache.options().num_layers; ++l) {
     const auto view = detail::host_layer(cache, l);
@@ -100,10 +100,10 @@ template <KvProvider Cache>
 
 namespace detail {
 
-/// Pairs each row of `range` with its place in a contiguous buffer that holds the positions `held`,
-/// laid out [num_layers][K, V][num_kv_heads][held.length][dim] without regard to chunks (without V
-/// where it is in K), for
-/// 8-bit elements followed by float scales [num_layers][K, V][num_kv_heads][held.length].
+/// Pairs each row of `range` with its offset in a contiguous buffer that holds the positions
+/// `held`, laid out [num_layers][K, V][num_kv_heads][held.length][dim] without regard to chunks
+/// (without V where it is in K), for 8-bit elements followed by float scales [num_layers][K,
+/// V][num_kv_heads][held.length].
 template <class Sequence, class Cache, class Byte, class Copy>
 void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
               TokenRange held, const Copy& copy) {

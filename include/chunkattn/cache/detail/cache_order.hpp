@@ -117,7 +117,7 @@ class CacheOrder final : public EvictionOrder {
     n.set_reuse(used_again(n.reuse(), chunks_of(n.length)));
   }
   void on_evict(const TreeNode& n, std::int32_t keep) noexcept override {
-    if (evicts_many_ && keep == 0 && n.newer != none) ask_ahead(topology_.node(n.newer));
+    if (evicts_many_ && keep == 0 && n.newer != none) prefetch_victims(topology_.node(n.newer));
     if (model_) remember(n, keep);
     if (shares_ && keep > 0 && n.pins == 0)
       shares_->remove(shares_->index_of(n.name_space), n.length - keep);
@@ -188,9 +188,9 @@ class CacheOrder final : public EvictionOrder {
     if (from == lists_.end()) return none;
     return model_ ? least_valuable(*from) : from->next();
   }
-  /// Asks for what will be read when a node's turn in its list comes. Of the one after it the
+  /// Prefetches what will be read when a node's turn in its list comes. Of the one after it the
   /// record is there since the last time.
-  void ask_ahead(const TreeNode& next) const noexcept {
+  void prefetch_victims(const TreeNode& next) const noexcept {
     const TreeNode& p = topology_.node(next.parent);
     if (model_ && p.length > 0) chunks_.prefetch(p.last_chunk, topology_.end_offset(p) - 1);
     if (next.newer == none) return;

@@ -75,7 +75,7 @@ class NodeCheckpoints final : public NodeObserver {
     }
     return next;
   }
-  /// False where there is one, or where nobody could find it.
+  /// False where there is one, or where no prompt could find it.
   bool save(SequenceIndex s, std::int32_t position, std::shared_ptr<const void>&& state) {
     const NodeIndex n = sequences_.node_of(s, position - 1);
     if (topology_.node(n).state == NodeState::stale) return false;

@@ -38,19 +38,19 @@ class Ghosts {
     sets_.swap(grown);
     for (const Set& set : grown)
       for (const Ghost& ghost : set.ways)
-        if (ghost.key != 0) place(ghost);
+        if (ghost.key != 0) insert(ghost);
   }
   /// In place of the oldest of its set; with the next call, when the set has come from memory.
   void add(const Ghost& ghost) noexcept {
     if (sets_.empty() || ghost.key == 0) return;
-    if (next_.key != 0) place(next_);
+    if (next_.key != 0) insert(next_);
     next_ = ghost;
     CHUNKATTN_PREFETCH_WRITE(&set_of(ghost.key));
   }
   /// Takes one out; its key is 0 where there is none.
   Ghost take(std::uint32_t key) noexcept {
     if (sets_.empty() || key == 0) return {};
-    if (next_.key != 0) place(std::exchange(next_, {}));
+    if (next_.key != 0) insert(std::exchange(next_, {}));
     for (Ghost& ghost : set_of(key).ways)
       if (ghost.key == key) return std::exchange(ghost, {});
     return {};
@@ -64,7 +64,7 @@ class Ghosts {
   };
   static_assert(sizeof(Set) == 64, "one cache line per look-up");
 
-  void place(const Ghost& ghost) noexcept {
+  void insert(const Ghost& ghost) noexcept {
     Ghost* oldest = nullptr;
     for (Ghost& other : set_of(ghost.key).ways) {
       if (other.key == ghost.key || other.key == 0) {
@@ -156,7 +156,7 @@ class ReuseModel {
   }
   /// `chunks` of the group are used again.
   void was_used(std::uint8_t group, std::uint32_t age, std::uint32_t chunks) noexcept {
-    hits_[place(group, age)] += chunks * one;
+    hits_[index_of(group, age)] += chunks * one;
   }
   /// The same, of chunks with this record. Returns their record from then on.
   /// \param used  chunks in use
@@ -167,7 +167,7 @@ class ReuseModel {
     return {.uses = uses, .group = group_of(uses, gap_of(age, used))};
   }
   [[nodiscard]] std::uint64_t value(std::uint8_t group, std::uint32_t age) const noexcept {
-    return values_[place(group, age)];
+    return values_[index_of(group, age)];
   }
 
   Ghosts ghosts;
@@ -177,7 +177,7 @@ class ReuseModel {
   static constexpr std::size_t num_ages = 48;  // each half an octave
   static constexpr std::uint64_t one = 256;    // a chunk, in the units that are counted
 
-  static std::size_t place(std::uint8_t group, std::uint32_t age) noexcept {
+  static std::size_t index_of(std::uint8_t group, std::uint32_t age) noexcept {
     std::size_t bucket = 0;
     if (age >= 2) {
       const auto octave = static_cast<std::uint32_t>(std::bit_width(age)) - 1;

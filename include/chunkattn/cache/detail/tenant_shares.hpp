@@ -44,14 +44,14 @@ class TenantShares {
     if (free_ >= 0) {
       const std::int32_t i = std::exchange(free_, tenants_[to_size(free_)].next_free);
       tenants_[to_size(i)] = {.id = tenant, .terms = terms};
-      return place(i);
+      return insert(i);
     }
     if (heap_.capacity() < count) heap_.reserve(2 * count);
     if (over_.capacity() < count) over_.reserve(2 * count);
     if (tenants_.capacity() < count) tenants_.reserve(2 * count);
     if (2 * count > table_.size()) rehash(4 * count);
     tenants_.push_back({.id = tenant, .terms = terms});
-    place(static_cast<std::int32_t>(tenants_.size() - 1));
+    insert(static_cast<std::int32_t>(tenants_.size() - 1));
   }
   /// Whether reserve() would need memory for this tenant. Then forget_unused() comes first, which
   /// keeps the records to a few times what there is use for.
@@ -70,7 +70,7 @@ class TenantShares {
     for (std::size_t i = size() - 1; i > 0; --i) {
       const auto index = static_cast<std::int32_t>(i);
       if (is_used[i])
-        place(index);
+        insert(index);
       else
         tenants_[i] = {.next_free = std::exchange(free_, index)};
     }
@@ -172,7 +172,7 @@ class TenantShares {
       i = (i + 1) & (table_.size() - 1);
     return table_[i];
   }
-  void place(std::int32_t index) noexcept {
+  void insert(std::int32_t index) noexcept {
     std::size_t i = home(tenants_[to_size(index)].id);
     while (table_[i] >= 0) i = (i + 1) & (table_.size() - 1);
     table_[i] = index;
@@ -183,7 +183,7 @@ class TenantShares {
     Array<std::int32_t> grown;
     grown.resize(size, -1);
     table_.swap(grown);
-    for (std::size_t i = 1; i < tenants_.size(); ++i) place(static_cast<std::int32_t>(i));
+    for (std::size_t i = 1; i < tenants_.size(); ++i) insert(static_cast<std::int32_t>(i));
   }
 
   [[nodiscard]] Share share_of(std::int32_t i) const noexcept {
@@ -207,7 +207,7 @@ class TenantShares {
   void sink(std::int32_t at, const Share& share) noexcept {
     const auto size = static_cast<std::int32_t>(heap_.size());
     for (std::int32_t child; (child = 2 * at + 1) < size; at = child) {
-      const std::int32_t other = std::min(child + 1, size - 1);  // no branch: nobody could foretell
+      const std::int32_t other = std::min(child + 1, size - 1);  // no branch: unpredictable
       child += static_cast<std::int32_t>(has_more(heap_[to_size(other)], heap_[to_size(child)]));
       if (!has_more(heap_[to_size(child)], share)) break;
       put(at, heap_[to_size(child)]);

@@ -14,7 +14,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Tokens of a node that are known; after them lie places that steps have reserved.
+/// Tokens of a node that are known; after them lie slots that steps have reserved.
 inline std::int32_t known_length(const TreeCore& core, const TreeNode& node) {
   if (node.tail_of == none) return node.length;
   const SequenceRecord& sequence = core.sequences[node.tail_of];

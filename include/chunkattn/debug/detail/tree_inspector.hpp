@@ -134,7 +134,7 @@ class TreeInspector {
       expect(counted[s].nodes == chunks_[index].nodes, "nodes per chunk", index);
       const NodeIndex owner = chunks_[index].owner;
       expect(counted[s].nodes == 0 || owner == none || owner == counted[s].owner,
-             "nobody but the last node in a chunk owns what is after it", index);
+             "only the last node in a chunk owns what is after it", index);
       expect(counted[s].active == chunks_[index].active, "active nodes per chunk", index);
       expect(counted[s].pinned == chunks_[index].pinned, "pinned nodes per chunk", index);
       pinned += counted[s].pinned > 0 ? 1 : 0;

@@ -109,7 +109,7 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
 }
 
 /// Checks that `out` is memory of its own, or `q` itself where their rows have as many bytes: then
-/// whoever writes a row has read it, and nobody else reads it.
+/// what writes a row has read it, and nothing else reads it.
 template <class Q, class Out>
 void check_out_beside_q(std::span<const Q> q, std::span<Out> out) {
   const auto at_q = reinterpret_cast<std::uintptr_t>(q.data());

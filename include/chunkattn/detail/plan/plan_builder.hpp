@@ -49,7 +49,7 @@ class PlanBuilder {
   };
 
   /// The common step: lengths grow, and sometimes a tail gets another chunk. False if the entries
-  /// differ, or a tail got its first place, which makes a new segment.
+  /// differ, or a tail got its first slot, which makes a new segment.
   bool advance(const StepReader& step) {
     bool pieces_changed = false;
     std::int32_t* const row_kv_len = arrays_.row_kv_len.data();
@@ -60,7 +60,7 @@ class PlanBuilder {
       if (entry.sequence != row.sequence || entry.generation != row.generation ||
           entry.length != row.length) [[unlikely]]
         return false;
-      // Decoding within what the pieces cover, the output's place included.
+      // Decoding within what the pieces cover, the output's slot included.
       if (entry.chunk != no_chunk && entry.begin + 2 <= row.covered) [[likely]] {
         row_kv_len[row.row] = entry.begin + 1;
         writes[entry.first_row] = {entry.chunk, entry.offset};
@@ -204,13 +204,13 @@ class PlanBuilder {
     }
   }
 
-  /// Visits the children of `n` next. Rows of tails that have no place end at `segment`, as those
+  /// Visits the children of `n` next. Rows of tails that have no slot end at `segment`, as those
   /// of drafts on a fork do. They come first, because the rows of a segment are consecutive.
   void push_children(const StepReader& step, NodeIndex n, std::int32_t segment, std::int32_t& row) {
     const NodeIndex first = nodes_[n].first_child;
     stack_.push_back({first, segment, false, 0});
     for (NodeIndex child = first; child != none; child = nodes_[child].next_sibling)
-      if (const std::int32_t e = nodes_[child].entry; e != none && num_places(step, child) <= 0)
+      if (const std::int32_t e = nodes_[child].entry; e != none && num_slots(step, child) <= 0)
         number_path(step, e, segment, row);
   }
 
@@ -236,8 +236,8 @@ class PlanBuilder {
     return entry.first_row + entry.length - (step.tree_of(entry).empty() ? 0 : entry.drafts);
   }
 
-  /// The places of a node that belong to its segment: not those of a tree of drafts.
-  std::int32_t num_places(const StepReader& step, NodeIndex index) const noexcept {
+  /// The slots of a node that belong to its segment: not those of a tree of drafts.
+  std::int32_t num_slots(const StepReader& step, NodeIndex index) const noexcept {
     if (const std::int32_t e = nodes_[index].entry; e != none && step.has_trees()) {
       const StepEntry& entry = step.entries()[to_size(e)];
       if (!step.tree_of(entry).empty() && step.counts(entry))
@@ -248,7 +248,7 @@ class PlanBuilder {
   void add_pieces(const StepReader& step, NodeIndex index, std::int32_t piece_begin) {
     const std::int32_t position = step.begin_of(index);
     step.for_each_run(
-        index, num_places(step, index),
+        index, num_slots(step, index),
         [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
           if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
             Piece& last = arrays_.pieces.back();
@@ -261,7 +261,7 @@ class PlanBuilder {
         });
   }
 
-  /// The piece also covers the free places after a tail, so that it need not change until the
+  /// The piece also covers the free slots after a tail, so that it need not change until the
   /// chunk is full.
   void extend_to_chunk_end(const StepReader& step, NodeIndex tail) {
     if (!step.owns_end(tail)) return;

@@ -23,7 +23,7 @@ struct RetainedList {
   [[nodiscard]] static constexpr bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
     return a >> 5 == b >> 5;  // levels may be negative
   }
-  /// Keys of a tenant's lists come behind those of the tenant before: levels are of 32 bits.
+  /// Keys of a tenant's lists come after those of the tenant before: levels are of 32 bits.
   [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
     return std::int64_t{tenant} << 40;
   }
@@ -31,12 +31,12 @@ struct RetainedList {
     return keys_of(tenant) - (std::int64_t{1} << 39);
   }
 
-  /// Of a list that is not empty: whom eviction looks at next.
+  /// Of a list that is not empty: the node that eviction looks at next.
   [[nodiscard]] std::int32_t next() const noexcept { return hand >= 0 ? hand : oldest; }
 
   std::int64_t key = 0;
   std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
-  std::int32_t hand = -1;  ///< behind those that were passed over; -1: behind none, or all
+  std::int32_t hand = -1;  ///< after those that were passed over; -1: after none, or all
   bool is_queued = false;  ///< see RetainedLists::queue()
 };
 
@@ -61,21 +61,21 @@ class RetainedLists {
       if (key == last) return;  // the highest number may be one
     }
   }
-  /// The list with this key, or the first behind it.
+  /// The list with this key, or the first after it.
   [[nodiscard]] RetainedList* find(std::int64_t key) noexcept {
     return std::lower_bound(
         lists_.begin(), lists_.end(), key,
         [](const RetainedList& list, std::int64_t value) { return list.key < value; });
   }
-  /// The same, for lists with keys from this one on whose first stood at `place`, or now stands.
-  [[nodiscard]] RetainedList* find_first(std::int64_t key, std::size_t& place) noexcept {
-    const bool stands = place < lists_.size() && lists_[place].key >= key &&
-                        (place == 0 || lists_[place - 1].key < key);
-    if (!stands) [[unlikely]]
-      place = static_cast<std::size_t>(find(key) - lists_.begin());
-    return lists_.begin() + place;
+  /// The same, for lists with keys from this one on whose first was at `index`, or now is.
+  [[nodiscard]] RetainedList* find_first(std::int64_t key, std::size_t& index) noexcept {
+    const bool is_there = index < lists_.size() && lists_[index].key >= key &&
+                          (index == 0 || lists_[index - 1].key < key);
+    if (!is_there) [[unlikely]]
+      index = static_cast<std::size_t>(find(key) - lists_.begin());
+    return lists_.begin() + index;
   }
-  /// The list `offset` behind the one with this key, of the same reserve().
+  /// The list `offset` after the one with this key, of the same reserve().
   [[nodiscard]] RetainedList& at(std::int64_t first, std::size_t offset) noexcept {
     if (lists_[recent_].key != first) [[unlikely]]
       search(first);
@@ -104,8 +104,8 @@ class RetainedLists {
   [[gnu::noinline]] void search(std::int64_t first) noexcept {
     recent_ = static_cast<std::size_t>(find(first) - lists_.begin());
   }
-  [[nodiscard]] bool has(std::size_t place, std::int64_t key) const noexcept {
-    return place < lists_.size() && lists_[place].key == key;
+  [[nodiscard]] bool has(std::size_t index, std::int64_t key) const noexcept {
+    return index < lists_.size() && lists_[index].key == key;
   }
 
   Array<RetainedList> lists_;

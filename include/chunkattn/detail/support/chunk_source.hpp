@@ -18,7 +18,7 @@ struct ChunkSource {
   std::shared_ptr<const void> tree;                      ///< keeps what it reads alive
   std::size_t (*chunks_of)(const void* tree) = nullptr;  ///< reads it
   std::uint64_t tree_id = 0;                             ///< of the tree; 0: there is none
-  /// Told of the tree's steps, for KvCacheOptions::check_writes; null: nobody is.
+  /// Subscribers to the tree's steps, for KvCacheOptions::check_writes; null: none.
   std::shared_ptr<StepObservers> step_observers{};
 
   /// One more than the largest chunk index handed out.

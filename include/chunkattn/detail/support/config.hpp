@@ -60,6 +60,6 @@
 #define CHUNKATTN_FUNCTION
 #endif
 
-// Asks for a cache line ahead of its use; harmless for any address.
+// Prefetches a cache line; harmless for any address.
 #define CHUNKATTN_PREFETCH(address) __builtin_prefetch(address)
 #define CHUNKATTN_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)

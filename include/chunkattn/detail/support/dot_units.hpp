@@ -42,7 +42,7 @@ struct DotUnits {
 
 #if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__)
 
-/// Finds them out: Linux tells of them in the auxiliary vector, and, where it says so, of the core
+/// Finds them out: Linux lists them in the auxiliary vector, and, where it says so, of the core
 /// in MIDR_EL1.
 class DotProbe {
  public:

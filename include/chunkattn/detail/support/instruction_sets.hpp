@@ -111,7 +111,7 @@
 #endif
 
 // So are the dot products of avx512 and of neon (detail/support/dot_units.hpp), CHUNKATTN_DOTS_SET.
-// Those of neon may be in the compiler's options, or Linux tells of them: CHUNKATTN_ASKS_ARM. But
+// Those of neon may be in the compiler's options, or Linux lists them: CHUNKATTN_ASKS_ARM. But
 // g++ allows them only together with all of Armv8.2-A in place of the options, so that functions of
 // options that ask for something else could not be inlined.
 #if !defined(__aarch64__) || !defined(__linux__) || CHUNKATTN_ISA_CHOICE == 6

@@ -1,4 +1,4 @@
-// What is cached: pinned, evicted, forgotten.
+// Changes of what is cached: pins, eviction, clear().
 #pragma once
 
 #include <cstddef>

@@ -33,7 +33,7 @@ struct ChunkGeometry {
   explicit constexpr ChunkGeometry(std::int32_t chunk_size) noexcept : size(chunk_size) {
     while (std::int32_t{1} << shift < size) ++shift;
   }
-  /// Chunks before this place of a run of chunks.
+  /// Chunks before this slot of a run of chunks.
   [[nodiscard]] constexpr std::int32_t chunks_before(std::int32_t slot) const noexcept {
     return slot >> shift;
   }
@@ -180,7 +180,7 @@ class ChunkTable {
     if (!was_pinned && record.pinned > 0) ++num_pinned_;
   }
 
-  /// Takes `count` chunks aside, for take(). evict_one() makes one free where the budget is spent;
+  /// Reserves `count` chunks, for take(). evict_one() makes one free where the budget is spent;
   /// false if it cannot. False, with nothing taken and nothing evicted, when that is not enough.
   /// Throws InvalidArgument, with nothing taken, where the allocator answers what is no free chunk.
   template <class EvictOne>

@@ -186,7 +186,8 @@ class TreeCore {
     commit_other(entry, record, count, on_main_branch);
   }
   /// One output of each entry that has one, all of which count_outputs() has checked.
-  /// \param store  store(entry) stores the next output; store.ahead(entry) asks early for its slot
+  /// \param store  store(entry) stores the next output; store.prefetch(entry) asks early for its
+  /// slot
   template <class Store>
   void commit_all(StepRecord& step, Store store) {
     const bool all = has_all_outputs(step);
@@ -285,7 +286,7 @@ class TreeCore {
   /// Makes room for what ScratchSlots need, so that only chunks may be wanting. Moves the records
   /// of nodes and sequences.
   void reserve_scratch();
-  /// A sequence without tokens, found by nobody, that has left and that one step uses.
+  /// A sequence without tokens, found by no prompt, that has left and that one step uses.
   SequenceIndex add_scratch() noexcept;
   /// A step has no use for them any more: they are discarded by end_departures() as soon as no
   /// copy needs them. False where the step has none.
@@ -334,7 +335,7 @@ class TreeCore {
       SequenceRecord& record = records[entry->sequence];
       if (!is_plain(*entry, record)) [[unlikely]]
         break;
-      if (end - entry > 16) next.ahead(entry[16]);
+      if (end - entry > 16) next.prefetch(entry[16]);
       next(*entry);
       commit_plain(*entry, record);
     }
@@ -421,8 +422,8 @@ class TreeCore {
   /// A sequence that leaves before rows of its tail were copied takes the copies back, unless a
   /// step that may still run has them or another shares that part of the tail.
   void cancel_copies(SequenceIndex s) noexcept;
-  /// Where nobody is left, nobody wants any copy, except the cache: unless a step may still run,
-  /// none is made.
+  /// Where no sequence is left, nothing needs a copy, except the cache: unless a step may still
+  /// run, none is made.
   void forget_copies() noexcept;
   /// Shortens [0, end) of a path to what does not wait for a copy.
   [[nodiscard]] std::int32_t readable_end(NodeIndex last, std::int32_t end) const noexcept;

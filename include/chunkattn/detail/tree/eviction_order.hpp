@@ -26,7 +26,7 @@ class EvictionOrder {
   [[nodiscard]] virtual RetainedList& on_listed(const TreeNode& n) noexcept = 0;
   [[nodiscard]] virtual RetainedList& on_unlisted(const TreeNode& n) noexcept = 0;
 
-  /// Nobody uses a node any more; it is about to be listed.
+  /// A node is used no longer; it is about to be listed.
   virtual void on_unused(TreeNode& n) noexcept = 0;
   /// A node that was cached is used again; it was taken out of its list.
   virtual void on_used(NodeIndex n) noexcept = 0;

@@ -60,7 +60,7 @@ CHUNKATTN_FUNCTION void TreeCore::close_step(std::int32_t index, std::uint64_t n
 }
 
 CHUNKATTN_FUNCTION void TreeCore::notify_written(SequenceIndex s, std::int32_t begin) noexcept {
-  const std::int32_t end = sequences.tail(s).position;  // private tails are found by nobody
+  const std::int32_t end = sequences.tail(s).position;  // no prompt finds a private tail
   if (topology.observers.empty() || begin >= end) return;
   sequences.for_each_node(s, {begin, end - begin}, [&](NodeIndex n, std::int32_t, std::int32_t) {
     topology.observers.notify([=](NodeObserver& observer) { observer.on_written(n); });

@@ -66,7 +66,7 @@ class DraftPlacement {
     step_.trees.push_back({static_cast<std::int32_t>(step_.entries.size()),
                            static_cast<std::int32_t>(before_),
                            static_cast<std::int32_t>(drafts.size())});
-    place(drafts, deepest_, topology, tail, first, scratch);
+    assign_slots(drafts, deepest_, topology, tail, first, scratch);
     is_tree_ = false;
   }
 
@@ -87,10 +87,11 @@ class DraftPlacement {
       deepest_ = static_cast<std::int32_t>(i);
     }
   }
-  /// Gives every draft its place: those of the main branch, which ends with `deepest`, after
+  /// Gives every draft its slot: those of the main branch, which ends with `deepest`, after
   /// `first` of the tail, the others the last scratch slots.
-  static void place(std::span<Draft> drafts, std::int32_t deepest, const Topology& topology,
-                    const TreeNode& tail, std::int32_t first, const TreeNode& scratch) noexcept {
+  static void assign_slots(std::span<Draft> drafts, std::int32_t deepest, const Topology& topology,
+                           const TreeNode& tail, std::int32_t first,
+                           const TreeNode& scratch) noexcept {
     std::int32_t num_scratch = static_cast<std::int32_t>(drafts.size());
     for (std::int32_t i = deepest; i != none; i = drafts[to_size(i)].parent, --num_scratch) {
       const std::int32_t slot = tail.begin + first + drafts[to_size(i)].depth - 1;

@@ -47,11 +47,11 @@ class ChildIndex {
     Array<Entry> grown(capacity);
     table_.swap(grown);
     for (const Entry& entry : grown)
-      if (entry.node != none) place(entry);
+      if (entry.node != none) put(entry);
   }
 
   void insert(std::uint32_t hash, NodeIndex node) noexcept {
-    place({hash, node});
+    put({hash, node});
     ++size_;
   }
 
@@ -93,7 +93,7 @@ class ChildIndex {
     NodeIndex node = none;
   };
 
-  void place(Entry entry) noexcept {
+  void put(Entry entry) noexcept {
     const std::size_t mask = table_.size() - 1;
     std::size_t i = entry.hash & mask;
     while (table_[i].node != none) i = (i + 1) & mask;

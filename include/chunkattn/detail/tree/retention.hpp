@@ -65,7 +65,7 @@ class Retention {
     return upper;
   }
 
-  /// Takes a node that nobody uses out of the tree.
+  /// Takes an unused node out of the tree.
   /// \param active  whether its chunks still count it as in use
   void remove(NodeIndex index, bool active = false) noexcept {
     TreeNode& n = topology_.node(index);
@@ -127,7 +127,7 @@ class Retention {
       ++topology_.node(n).live;
     }
   }
-  /// Undoes one use of a path by a live or held sequence, keeping or removing what nobody uses.
+  /// Undoes one use of a path by a live or held sequence, keeping or removing what is unused.
   void drop_path(NodeIndex last, std::int32_t TreeNode::* count) noexcept {
     const std::int32_t keep_end = rules_.retains ? topology_.written_end(last) : 0;
     for (NodeIndex n = last; n != none;) {
@@ -181,10 +181,10 @@ class Retention {
     return static_cast<std::size_t>(stats_.evicted_chunks - before);
   }
 
-  /// Evicts what nobody used for the policy's ttl. Returns its tokens.
+  /// Evicts what was unused for the policy's ttl. Returns its tokens.
   std::size_t expire(std::uint64_t now) {
     check_argument(now >= time_, "now", now, {"at least ", time_, ", as it was told before"});
-    // Until now nobody was older than the ttl, so that ages fit in the 32 bits of a node.
+    // Until now no node was older than the ttl, so that ages fit in the 32 bits of a node.
     const std::uint64_t passed = std::min<std::uint64_t>(now - time_, rules_.ttl);
     const std::uint64_t before = stats_.evicted_tokens;
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
@@ -241,7 +241,7 @@ class Retention {
     return order_ ? order_->list_of(n) : lists_.at(n.level * RetainedList::keys_per_level, 0);
   }
 
-  /// Nobody uses the node any more: what of it is written stays as cache, if anything may.
+  /// The node is used no longer: what of it is written stays as cache, if anything may.
   void keep_or_remove(NodeIndex index, std::int32_t keep_end) noexcept {
     TreeNode& n = topology_.node(index);
     std::int32_t keep = 0;

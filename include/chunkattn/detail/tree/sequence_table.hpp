@@ -190,7 +190,7 @@ class SequenceTable {
     if (record.steps == 0) topology_.release_slots(old, topology_.node(old).length);
     add_tail(s, old, topology_.node(old).name_space);
     topology_.node(old).tail_of = none;
-    // What steps in flight may still write after the tokens, nobody else gets.
+    // No other node gets the slots after the tokens that steps in flight may still write.
     topology_.move_spare_slots(old, record.tail, /*claim_end=*/record.steps > 0);
   }
 

@@ -256,7 +256,7 @@ class StepTable {
       any_void_ = any_void_ || (is_outstanding(*step) && step->is_void);
   }
 
-  /// Who is told of steps, for KvCacheOptions::check_writes.
+  /// Subscribers to steps, for KvCacheOptions::check_writes.
   [[nodiscard]] const std::shared_ptr<StepObservers>& observers() const noexcept {
     return observers_;
   }

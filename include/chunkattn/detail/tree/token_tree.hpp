@@ -289,7 +289,7 @@ class TokenTree {
       CHUNKATTN_INLINE void operator()(const StepEntry& entry) {
         tree->store_output(entry, *next++);
       }
-      CHUNKATTN_INLINE void ahead(const StepEntry& entry) const noexcept {
+      CHUNKATTN_INLINE void prefetch(const StepEntry& entry) const noexcept {
         if (entry.chunk != no_chunk) tree->tokens_.prefetch(entry.chunk, entry.offset + 1);
       }
     };
@@ -387,7 +387,7 @@ class TokenTree {
     match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
   }
 
-  /// The first output of an entry, at its place.
+  /// The first output of an entry, at its slot.
   CHUNKATTN_INLINE void store_output(const StepEntry& entry, const Token& output) {
     if (entry.chunk != no_chunk) [[likely]]
       return tokens_.store(entry.chunk, entry.offset + 1, output);

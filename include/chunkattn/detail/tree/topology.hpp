@@ -34,7 +34,7 @@ enum class NodeState : std::uint8_t {
   stale         ///< from before clear(): serves its live sequences, never found again
 };
 
-/// What a node's uses tell of it. Times are counted in chunks of tokens that were new to the tree.
+/// How a node was used. Times are counted in chunks of tokens that were new to the tree.
 struct ReuseRecord {
   std::uint32_t since = 0;  ///< when it fell out of use
   std::uint8_t uses = 0;    ///< how often it was used again, at most 255
@@ -133,7 +133,7 @@ class Topology {
     const NodeIndex owner = chunks_[n.last_chunk].owner;
     return owner != none && &node(owner) == &n;
   }
-  /// The chunk of a place of the node's run, counted from the start of its first chunk; found from
+  /// The chunk of a slot of the node's run, counted from the start of its first chunk; found from
   /// the nearer end.
   [[nodiscard]] ChunkIndex chunk_of(const TreeNode& n, std::int32_t slot) const noexcept {
     const std::int32_t index = geometry.chunks_before(slot);
@@ -194,7 +194,7 @@ class Topology {
       num_slots += geometry.size;
     return num_slots;
   }
-  /// Places that a new child of `parent` could take in its last chunk.
+  /// Slots that a new child of `parent` could take in its last chunk.
   [[nodiscard]] std::int32_t room_after(NodeIndex parent) const noexcept {
     const TreeNode& p = node(parent);
     if (p.length == 0) return 0;

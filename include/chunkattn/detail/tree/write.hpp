@@ -1,5 +1,5 @@
-// Whose K/V is still to come. Positions that nobody has written yet have one writer; what a step is
-// to write is scheduled, what it has written is written.
+// Writers of K/V. Positions that are not written yet have one writer; what a step is to write is
+// scheduled, what it has written is written.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Records as files of one directory, which several processes may share. A file appears whole or not
-// at all, under the name of its key; whoever is killed leaves at most a file that nobody reads, and
-// that the next one who makes room removes. Whatever else lies there costs bounded time and memory,
-// and is left alone unless it has the name of a record.
+// at all, under the name of its key; whoever is killed leaves at most a file that is never read,
+// and that the next one who makes room removes. Whatever else lies there costs bounded time and
+// memory, and is left alone unless it has the name of a record.
 #pragma once
 
 #include <dirent.h>
@@ -157,9 +157,9 @@ class TierDirectory {
    private:
     int file_;
   };
-  /// While it holds the lock nobody else, in this process or another, changes the directory's
-  /// records. Each opens the file anew: of one that a child of fork() shares, it would get the lock
-  /// that its parent has.
+  /// While it holds the lock no other thread or process changes the directory's
+  /// records. Each opens the file again: of one that a child of fork() shares, it would get the
+  /// lock that its parent has.
   class Locked {
    public:
     explicit Locked(const TierDirectory& directory)
@@ -274,11 +274,11 @@ class TierDirectory {
   /// All records. Parts of files of processes that are no more are removed.
   std::vector<Entry> list() {
     std::vector<Entry> entries;
-    const int twin = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int copy = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct Close {
       void operator()(DIR* directory) const { ::closedir(directory); }
     };
-    const std::unique_ptr<DIR, Close> open(::fdopendir(twin));
+    const std::unique_ptr<DIR, Close> open(::fdopendir(copy));
     if (!open) return entries;
     while (const dirent* const found = ::readdir(open.get())) {
       const std::string name = found->d_name;

@@ -1,5 +1,5 @@
 // TierManager: what Tiers does on the tree's thread. It follows the tree's events, copies blocks
-// out of its cache, puts loaded ones into their places.
+// out of its cache, writes loaded ones to their slots.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 #include "../../events/cache_events.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
-#include "../../transfer/detail/places.hpp"
+#include "../../transfer/detail/slots.hpp"
 #include "../../transfer/transfer.hpp"
 #include "../../tree_options.hpp"
 #include "../tier_store.hpp"
@@ -265,7 +265,7 @@ class TierManager {
         return spans_.store(event, tokens, [&](std::size_t block) {
           if (!options_.write_through || !is_open_) return;
           fresh_.emplace_back(event.span, block);
-          if (fresh_.size() > most_fresh) fresh_.pop_front();  // nobody calls advance()
+          if (fresh_.size() > most_fresh) fresh_.pop_front();  // advance() is not called
         });
       case CacheEvent::Kind::evicted:
         return spans_.evict(

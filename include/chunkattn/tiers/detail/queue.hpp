@@ -149,7 +149,7 @@ class TierQueue {
     is_over = load->is_over;
     return taken;
   }
-  /// Nobody waits for it any longer: it came too late, or its sequence is gone.
+  /// It is awaited no longer: it came too late, or its sequence is gone.
   void cancel(const std::shared_ptr<TierLoad>& load, bool too_late) {
     const std::lock_guard lock(mutex_);
     load->ready.clear();

@@ -1,5 +1,5 @@
-// Records of a tier: the K/V of a block of tokens, with all that it was computed from. It is read
-// by nobody who expects anything else: each byte of what it says of itself is compared.
+// Records of a tier: the K/V of a block of tokens, with all that it was computed from. A reader
+// that expects anything else rejects it: each byte of what it says of itself is compared.
 //
 // [header][head: model, shape, whose tokens][tokens from the start of the prompt to the block's
 // end][K/V]

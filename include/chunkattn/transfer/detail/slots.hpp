@@ -67,7 +67,7 @@ void check_known(const Sequence& sequence, TokenRange range) {
 
 /// Checks that the range is within the sequence, and that the cache has memory for it.
 template <class Sequence, class Cache>
-void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
+void check_slots(const Sequence& sequence, TokenRange range, Cache& cache) {
   check_known(sequence, range);
   if constexpr (requires { cache.tree_id(); })
     check_argument(cache.tree_id() == 0 || cache.tree_id() == sequence.tree_id(), "cache",
