@@ -138,7 +138,6 @@ EXPLAINED = [
          reason=NEVER + ": only at the root, which has no tokens"),
     dict(header="*detail/tree/join.hpp", original="sequences.change();", becomes="deleted",
          reason=CHOICE + ": a plan that is brought up to date and one that is made anew have the same rows and pieces"),
-    dict(header="*detail/tree/core.hpp", original="next.prefetch(", becomes="deleted", reason=SAME + ": a prefetch"),
     dict(header="*detail/tree/sequence_table.hpp", original="if (begin < end) f(", becomes="begin <= end", reason=AGAIN),
     dict(header="*detail/tree/topology.hpp", original="p.length > 0 && p.last_chunk == s", becomes="p.length >= 0",
          reason=NEVER + ": a node without tokens has no last slot"),
