@@ -94,7 +94,7 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
     const float* row = v[t] + (Rows::packed ? 0 : begin);
     // By a pointer that moves: row + i * width takes g++ a second register.
     CHUNKATTN_UNROLLED
-    for (int i = 0; i < Vectors; ++i, row += width) value[i] = simd::load<width>(row);
+    for (int i = 0; i < Vectors; ++i, row += width) value[i] = simd::load_once<width>(row);
     CHUNKATTN_UNROLLED
     for (int l = 0; l < Lines; ++l) {
       const simd::Float<width> weight = simd::broadcast<width>(p[t * tile_lines + l]);

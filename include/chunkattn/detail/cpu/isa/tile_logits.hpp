@@ -83,7 +83,7 @@ template <int HeadDim, int Vectors, class Rows>
         for (int parity = 0; parity < parities; ++parity) {
           simd::Float<width> query[Vectors];
           CHUNKATTN_UNROLLED
-          for (int v = 0; v < Vectors; ++v) query[v] = simd::load<width>(column + v * width);
+          for (int v = 0; v < Vectors; ++v) query[v] = simd::load_once<width>(column + v * width);
           column += stride;
           CHUNKATTN_UNROLLED
           for (int j = 0; j < group; ++j) {
@@ -160,7 +160,7 @@ template <int HeadDim, int Vectors, class Rows>
             simd::Float<width> query[vectors];
             CHUNKATTN_UNROLLED
             for (int v = 0; v < vectors; ++v)
-              query[v] = simd::load<width>(column + c * turns * stride + v * width);
+              query[v] = simd::load_once<width>(column + c * turns * stride + v * width);
             CHUNKATTN_UNROLLED
             for (int j = 0; j < group; ++j) {
               const simd::Float<width> key = simd::broadcast<width>(rows[j][i + c * turns]);
