@@ -296,4 +296,7 @@ EXPLAINED = [
     dict(header="*detail/tree/retention.hpp", original="n.state == NodeState::published && n.position < keep_end)", becomes="n.position <= keep_end", reason=SAME + ": none of it is kept"),
     dict(header="*detail/tree/retention.hpp", original="if (!evict_one_chunk()) break;", becomes="deleted", reason=NEVER + ": a list that is not empty has one that can go"),
     dict(header="*detail/tree/retention.hpp", original="count <= topology_.geometry.size - topology_.end_offset(tail)", becomes="count < topology_", reason=CHOICE + ": the general way"),
+    dict(header="*tiers/detail/directory.hpp", original="if (goal < total) {", becomes="goal <= total", reason=AGAIN + ": they are sorted, and none has to go"),
+    dict(header="*tiers/detail/queue.hpp", original="load->ready.clear();", becomes="deleted", reason="it goes with the load, somewhat later"),
+    dict(header="*tiers/detail/directory.hpp", original="!S_ISREG(status.st_mode)", becomes="status.st_mode + 1", reason=SAME + ": a file's type is in other bits"),
 ]

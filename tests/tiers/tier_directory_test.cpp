@@ -28,6 +28,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -84,6 +85,7 @@ TEST_CASE("what has the name of a record and is none is not found, not waited fo
     CHECK(next.num_bytes() == bytes);
     bytes += replaced ? 1000u : 0u;
     CHECK(files.put(key_of(n), bytes_of(n, 1000), never) == replaced);
+    CHECK(files.num_bytes() == bytes);
     CHECK(files.contains(key_of(n)) == replaced);
     CHECK(seconds_since(start) < 5);
     ++num;
@@ -115,6 +117,21 @@ TEST_CASE("what has the name of a record and is none is not found, not waited fo
     REQUIRE(::chmod(here().c_str(), 0000) == 0);
     check();
   }
+}
+
+TEST_CASE("a directory that is made and its files are their owner's alone") {
+  const Folder folder;
+  const std::string path = folder.path + "/tier";
+  FileTier files(path, 1000);
+  REQUIRE(files.put(key_of(1), bytes_of(1, 100), never));
+  const auto mode_of = [](const std::string& name) {
+    struct stat status{};
+    REQUIRE(::stat(name.c_str(), &status) == 0);
+    return static_cast<int>(status.st_mode & 0777);
+  };
+  CHECK(mode_of(path) == 0700);
+  CHECK(mode_of(path + name_of(1)) == 0600);
+  CHECK(mode_of(path + "/.size") == 0600);
 }
 
 TEST_CASE("of a file that is too long only so much is read that this is seen") {
@@ -424,6 +441,21 @@ TEST_CASE("files that somebody else removes meanwhile make room as well, others 
     CHECK(files.contains(key_of(3)) == is_gone);
     CHECK(files.contains(key_of(4)));
   }
+}
+
+TEST_CASE("what was used in an earlier second goes first") {
+  const Folder folder;
+  FileTier files(folder.path, 1000);
+  for (const std::uint64_t n : {1u, 2u}) {
+    REQUIRE(files.put(key_of(n), bytes_of(n, 400), never));
+    const auto second = static_cast<std::time_t>(1000000 - n);
+    const timespec then[2] = {{second, 10 + static_cast<long>(n)},
+                              {second, 10 + static_cast<long>(n)}};
+    REQUIRE(::utimensat(AT_FDCWD, (folder.path + name_of(n)).c_str(), then, 0) == 0);
+  }
+  REQUIRE(files.put(key_of(3), bytes_of(3, 400), never));
+  CHECK(files.contains(key_of(1)));
+  CHECK_FALSE(files.contains(key_of(2)));
 }
 
 TEST_CASE("what was read is used, and an eighth goes at once") {

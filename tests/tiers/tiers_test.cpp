@@ -186,30 +186,34 @@ TEST_CASE("a tenant's chunks are found where the public part ends within one") {
 }
 
 TEST_CASE("a block lies where it was stored again after a part of it went") {
-  detail::TierSpans<int> spans(chunk);
-  const auto ignore = [](auto&&...) {};
-  CacheEvent event{.kind = CacheEvent::Kind::stored, .span = 1, .length = 6, .first_chunk = 5};
-  REQUIRE(spans.store(event, iota(0, 6), ignore));
-  event = {.kind = CacheEvent::Kind::evicted, .span = 1, .position = 4, .length = 2};
-  REQUIRE(spans.evict(event, ignore));
-  event = {.kind = CacheEvent::Kind::stored,
-           .span = 1,
-           .parent = 1,
-           .position = 4,
-           .length = 4,
-           .first_chunk = 5,
-           .first_offset = 6};
-  REQUIRE(spans.store(event, iota(100, 4), ignore));
-  const auto* const span = spans.find(1, 0);
-  REQUIRE(span != nullptr);
-  std::vector<Piece> pieces;
-  spans.pieces_of(*span, 0, pieces);
-  REQUIRE(pieces.size() == 2);
-  CHECK(pieces[0].begin == 0);
-  CHECK(pieces[0].length == 4);
-  CHECK(pieces[1].begin == 6);
-  CHECK(pieces[1].length == 4);
-  CHECK(pieces[1].position == 4);
+  for (const std::int32_t gone : {1, 2}) {
+    CAPTURE(gone);
+    const std::int32_t kept = 6 - gone;
+    detail::TierSpans<int> spans(chunk);
+    const auto ignore = [](auto&&...) {};
+    CacheEvent event{.kind = CacheEvent::Kind::stored, .span = 1, .length = 6, .first_chunk = 5};
+    REQUIRE(spans.store(event, iota(0, 6), ignore));
+    event = {.kind = CacheEvent::Kind::evicted, .span = 1, .position = kept, .length = gone};
+    REQUIRE(spans.evict(event, ignore));
+    event = {.kind = CacheEvent::Kind::stored,
+             .span = 1,
+             .parent = 1,
+             .position = kept,
+             .length = 4,
+             .first_chunk = 5,
+             .first_offset = 6};
+    REQUIRE(spans.store(event, iota(100, 4), ignore));
+    const auto* const span = spans.find(1, 0);
+    REQUIRE(span != nullptr);
+    std::vector<Piece> pieces;
+    spans.pieces_of(*span, 0, pieces);
+    REQUIRE(pieces.size() == 2);
+    CHECK(pieces[0].begin == 0);
+    CHECK(pieces[0].length == kept);
+    CHECK(pieces[1].begin == 6);
+    CHECK(pieces[1].length == chunk - kept);
+    CHECK(pieces[1].position == kept);
+  }
 }
 
 TEST_CASE("others wait for what a sequence loads") {
@@ -310,7 +314,8 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
 }
 
 TEST_CASE("a load that another is moved onto is given up") {
-  Bench b({memory()}, {.threads = false});
+  const auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
   const auto prompt = iota(0, 64), other = iota(1000, 64);
   b.run(prompt);
   b.run(other);
@@ -324,6 +329,7 @@ TEST_CASE("a load that another is moved onto is given up") {
   loading.wait(second);
   CHECK(first.num_written() == 0);
   CHECK(second.num_written() == 63);
+  CHECK(store->gets == 8);
 }
 
 TEST_CASE("a load ends where its sequence was cut back before what comes") {
@@ -554,15 +560,82 @@ TEST_CASE("faster tiers get what was found in slower ones") {
   CHECK(stats.tiers[1].loaded == 8);
 }
 
+namespace {
+
+std::shared_ptr<detail::TierLoad> load_of_one_block() {
+  auto load = std::make_shared<detail::TierLoad>();
+  load->keys.resize(1);
+  return load;
+}
+
+}  // namespace
+
+TEST_CASE("who gives up what is over blames no tier for it") {
+  using Queue = detail::TierQueue<int>;
+  const auto store = std::make_shared<FaultyTier>();
+  Queue queue({store}, {}, /*prefetch=*/1, /*max_bytes=*/1000, /*hang_seconds=*/1,
+              /*threads=*/false, {});
+  const auto over = load_of_one_block(), running = load_of_one_block(), next = load_of_one_block();
+  queue.start(over);
+  CHECK(queue.work());
+  CHECK(over->is_over);
+  queue.start(running);
+  bool asked = false;
+  store->next = [&](std::uint64_t&) {
+    if (!std::exchange(asked, true)) {
+      queue.cancel(over, /*too_late=*/true);
+      queue.start(next);
+    }
+    return TierFault::none;
+  };
+  CHECK(queue.work());
+  CHECK_FALSE(next->is_over);
+  CHECK(queue.work());
+  CHECK(next->is_over);
+  CHECK(queue.counts()[0].not_worth == 0);
+  CHECK(store->gets == 3);
+}
+
+TEST_CASE("a load ends with the block that there is no memory for") {
+  // Whether the one allocation fails that comes `fail_in` ones after the first `before` blocks.
+  const auto fails = [](int before, std::int64_t fail_in) {
+    CAPTURE(before);
+    CAPTURE(fail_in);
+    const auto store = std::make_shared<FaultyTier>();
+    Bench b({store}, {.max_prefetched = 100, .threads = false});
+    const auto prompt = iota(0, 200);
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    for (int i = 0; i < before; ++i) CHECK(b.below->work());
+    const std::uint64_t failures = test::heap.failures;
+    test::heap.fail_in = fail_in;
+    CHECK(b.below->work());
+    test::heap.fail_in = -1;
+    if (test::heap.failures == failures) return false;
+    while (b.below->work()) {
+    }
+    CHECK(store->gets == before + 1);
+    CHECK_FALSE(loading.poll(s));
+    CHECK(s.num_written() >= static_cast<std::size_t>(before * chunk));
+    CHECK(b.model.error(s, b.cache) == 0);
+    return true;
+  };
+  for (int before = 0; before < 20; ++before) {  // the queue of what is ready has to grow
+    std::int64_t fail_in = 0;
+    while (fails(before, fail_in)) ++fail_in;
+    CHECK(fail_in > 2);
+  }
+}
+
 TEST_CASE("a load that there is no memory to wait in ends at once, others go on") {
   using Queue = detail::TierQueue<int>;
   Queue queue({memory()}, {}, /*prefetch=*/1, /*max_bytes=*/1000, /*hang_seconds=*/1,
               /*threads=*/false, {});
   std::vector<std::shared_ptr<detail::TierLoad>> loads(100);
-  for (auto& load : loads) {
-    load = std::make_shared<detail::TierLoad>();
-    load->keys.resize(1);
-  }
+  for (auto& load : loads) load = load_of_one_block();
   std::uint64_t ended = 0;
   for (std::size_t i = 0; i < loads.size(); ++i) {
     const std::uint64_t before = test::heap.failures;

@@ -226,9 +226,12 @@ class TierDirectory {
     }
     return file.reset(-1) ? 0 : errno;
   }
+  /// Of what is counted: files.
   [[nodiscard]] std::uint64_t size_of(const std::string& name) const {
     struct stat status{};
-    if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return 0;
+    if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(status.st_mode))
+      return 0;
     return static_cast<std::uint64_t>(status.st_size);
   }
   [[nodiscard]] std::uint64_t stored_size(const Locked& locked) const {
