@@ -299,4 +299,7 @@ EXPLAINED = [
     dict(header="*tiers/detail/directory.hpp", original="if (goal < total) {", becomes="goal <= total", reason=AGAIN + ": they are sorted, and none has to go"),
     dict(header="*tiers/detail/queue.hpp", original="load->ready.clear();", becomes="deleted", reason="it goes with the load, somewhat later"),
     dict(header="*tiers/detail/directory.hpp", original="!S_ISREG(status.st_mode)", becomes="status.st_mode + 1", reason=SAME + ": a file's type is in other bits"),
+    dict(header="*tiers/detail/manager.hpp", original="if (fresh_.size() > most_fresh) fresh_.pop_front();", becomes=">= most_fresh", reason=CHOICE + ": one less of a million"),
+    dict(header="*tiers/detail/directory.hpp", original="~File() { (void)reset(-1); }", becomes="(1 - 1)", reason="the descriptor of an object that is gone"),
+    dict(header="*tiers/detail/spans.hpp", original="num_reserved() const { return 0; }", becomes="(0 - 1)", reason="a concept requires it, of blocks nobody asks for it"),
 ]

@@ -85,7 +85,7 @@ void decode_tier_rows(const TierCodec& codec, const std::byte* stored, std::byte
     std::memcpy(&scale, stored + elements + row * sizeof(float), sizeof(scale));
     for (std::size_t i = 0; i < dim; ++i) {
       To value;
-      std::memcpy(&value, stored + at + i, 1);
+      std::memcpy(&value, stored + at + i, sizeof(value));
       float x = 0;
       if constexpr (std::is_same_v<To, std::int8_t>)
         x = static_cast<float>(value) * scale;
