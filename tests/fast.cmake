@@ -31,11 +31,11 @@ chunkattn_fast_program(fast_tree
         pin_test replica_test mirror_test tree_events_test tree_handles_test tenant_test tree_retention_test
         tree_chunks_test learning_test rank_test tree_view_test)
 chunkattn_fast_program(fast_steps
-  TESTS step_misuse_test step_random_test step_test tree_failure_test block_table_test plan_figure2_test plan_steps_test
+  TESTS step_misuse_test step_random_test step_test tree_failure_test block_table_test paged_plan_test plan_figure2_test plan_steps_test
         step_view_test kv_growth_test)
 chunkattn_fast_program(fast_attention OPTIONS -O1
   TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test draft_trees_test fork_copies_test
-        merge_state_test)
+        merge_state_test paged_attention_test)
 chunkattn_fast_program(fast_kv OPTIONS -O1
   TESTS kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
 chunkattn_fast_program(fast_tiers OPTIONS -O1

@@ -31,9 +31,10 @@ closures="
   step 4780                  tree_options 670           variants 650               version 10
   cache/admission 4640       cache/checkpoints 4960     cache/policy 5210          debug/attention 2530
   debug/reference 2470       debug/tree 4510            events/cache_event 840     events/cache_events 4320
-  events/mirror 4600         interop/block_table 930    runtime/any_attention 2460 runtime/make_attention 9650
+  events/mirror 4600         interop/block_table 930    interop/page_tables 80     interop/paged_plan 1270
+  interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9650
   tiers/tier_store 120       tiers/tiers 7360           transfer/transfer 1990
-  all 19770                  program 14190              headers 24180"
+  all 20410                  program 14190              headers 24820"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -82,6 +82,7 @@ FIRST = [
     ("chunkattn/detail/attention/lanes.hpp", ["attention_variants_test"]),
     ("chunkattn/variants.hpp", ["variant_seams_test", "attention_variants_test"]),
     ("chunkattn/interop/block_table.hpp", ["block_table_test"]),
+    ("chunkattn/interop/*", ["paged_plan_test", "paged_attention_test"]),
     ("chunkattn/detail/kv/quantized.hpp", ["quantized_test"]),
     ("chunkattn/detail/kv/*", ["kv_cache_test"]),
     ("chunkattn/transfer/*", ["kv_transfer_test", "swap_test"]),
