@@ -259,6 +259,15 @@ TEST_CASE("a plan kept over many steps is right, and is rebuilt where it must be
       const std::uint64_t before = plan.num_rebuilds();
       batches.step(random.chance(0.2));
       const PageBatch& next = batches.batch();
+      if (next.num_rows() > 0 && random.chance(0.2)) {  // refused in the middle, perhaps
+        PageBatch bad = next;
+        for (std::int32_t& page : bad.indices)
+          if (random.chance(0.2)) page = bad.geometry.num_pages;
+        try {
+          (void)plan.build(bad.csr());
+        } catch (const InvalidArgument&) {
+        }
+      }
       const LiveView view = random.chance(0.5) ? plan.build(next.tables()) : plan.build(next.csr());
       check_plan(next, view, plan.num_rebuilds() == before);
       (plan.num_rebuilds() == before ? kept : rebuilt) += 1;

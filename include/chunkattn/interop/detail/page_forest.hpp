@@ -30,7 +30,7 @@ namespace detail {
 /// trees, which count from 1.
 inline std::uint64_t next_paged_version() noexcept {
   static std::atomic<std::uint64_t> last{std::uint64_t{1} << 63};
-  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return last.fetch_add(1, std::memory_order_relaxed);
 }
 
 /// The plan of one batch after another.
@@ -47,8 +47,7 @@ class PageForest {
     arrays_.segments.clear();
     arrays_.pieces.clear();
     order_.clear();
-    for (std::size_t s = 0; s < rows.size(); ++s)
-      if (rows[s].num_queries > 0) order_.push_back(s);
+    for (std::size_t s = 0; s < rows.size(); ++s) order_.push_back(s);
     built_.assign(rows.size(), Built{});
     groups_.clear();
     groups_.push_back({0, static_cast<std::int32_t>(order_.size()), 0, -1});
