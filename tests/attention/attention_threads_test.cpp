@@ -34,7 +34,7 @@ namespace {
 
 std::atomic<long> allocations{0};
 
-// Long enough that work is cut along KV into many units.
+// Long enough that work is cut along KV into many splits.
 test::RandomPlanOptions long_shapes(Random& random) {
   test::RandomPlanOptions options;
   options.share = random.pick({Share::none, Share::some, Share::all});
@@ -207,15 +207,15 @@ TEST_CASE("few KV heads leave no thread without work") {
   CHECK(compare_with_reference(reference_attention(kv.view, plan.view(), std::span<const float>(q)),
                                std::span<const float>(out), test::rounding_in<half>(attention))
             .ok());
-  const auto& units = schedule_of(attention).units();
-  CHECK(units.size() >= 16);
+  const auto& splits = schedule_of(attention).splits();
+  CHECK(splits.size() >= 16);
   double total = 0;
   double largest = 0;
-  for (const auto& unit : units) {
-    total += unit.cost;
-    largest = unit.cost > largest ? unit.cost : largest;
+  for (const auto& split : splits) {
+    total += split.cost;
+    largest = split.cost > largest ? split.cost : largest;
   }
-  CHECK(largest <= 1.5 * total / static_cast<double>(units.size()));
+  CHECK(largest <= 1.5 * total / static_cast<double>(splits.size()));
 }
 
 TEST_CASE("other executors: serial, and one that runs everything backwards") {

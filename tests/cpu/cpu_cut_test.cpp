@@ -163,7 +163,7 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     options.share = random.pick({test::Share::none, test::Share::all});
     const int heads = random.pick({1, 2, 8}), group = random.pick({1, 3, 8});
     test::AttentionCase<half> problem(random, options, 64, heads, group);
-    // Rows that see little leave segments that nobody sees; another has no rows.
+    // Rows that see little leave segments that no row sees; another has no rows.
     const double less = random.pick({0.0, 0.2, 0.9});
     for (std::int32_t& kv_len : problem.plan.row_kv_len)
       if (random.chance(less)) kv_len = random.uniform(0, kv_len);
@@ -185,9 +185,9 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
       CHECK((block.num_rows() == 1 || block.num_rows() * group <= 256));
       CHECK(block.num_rows() > 0);
       last_row = block.row_end;
-      for (int u = block.unit_begin; u < block.unit_begin + block.unit_count; ++u) {
-        const detail::cpu::Unit& unit = schedule.units()[static_cast<std::size_t>(u)];
-        for (int i = unit.item_begin; i < unit.item_end; ++i) {
+      for (int u = block.split_begin; u < block.split_begin + block.split_count; ++u) {
+        const detail::cpu::Split& split = schedule.splits()[static_cast<std::size_t>(u)];
+        for (int i = split.item_begin; i < split.item_end; ++i) {
           const detail::cpu::WorkItem& item = schedule.items()[static_cast<std::size_t>(i)];
           CHECK(item.token_begin < item.token_end);
           CHECK(item.token_end <= view.segments[item.segment].length);
@@ -197,7 +197,7 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
           std::int32_t& end = token_end[static_cast<std::size_t>(item.segment)];
           end = std::max(end, item.token_end);
           shared += view.segments[item.segment].num_sequences > 1;
-          CHECK((i < unit.stream_begin) ==
+          CHECK((i < split.stream_begin) ==
                 ((item.row_end - item.row_begin) * group >= min_product_lines));
         }
       }

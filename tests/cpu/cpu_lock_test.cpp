@@ -99,7 +99,7 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   State state;
   filled(last, state);
   for (int l = -2; l < 0; ++l) state.max[l] = state.sum[l] = 1;
-  CHECK(partials.merge_under_lock(0, block.unit_count, last, state));
+  CHECK(partials.merge_under_lock(0, block.split_count, last, state));
   int finished = 0;
   partials.finish_last(block, last, state, [&](int row, int l, State::Total result) {
     ++finished;

@@ -25,9 +25,9 @@ using chunkattn::detail::cpu::JobSize;
 using chunkattn::detail::cpu::RowBlock;
 using chunkattn::detail::cpu::Schedule;
 using chunkattn::detail::cpu::ScheduleOptions;
+using chunkattn::detail::cpu::Split;
 using chunkattn::detail::cpu::Task;
 using chunkattn::detail::cpu::TaskQueue;
-using chunkattn::detail::cpu::Unit;
 using chunkattn::detail::cpu::WorkItem;
 
 constexpr int tile_lines = 32, min_product_lines = 9, max_lines = 256, min_tasks = 64;
@@ -72,7 +72,7 @@ TaskQueue queue_of(const Schedule& schedule, int num_kv_heads, int threads) {
   TaskQueue queue;
   queue.reset(static_cast<int>(schedule.row_blocks().size()), num_kv_heads, threads, [&](int b) {
     const RowBlock& block = schedule.row_blocks()[static_cast<std::size_t>(b)];
-    return JobSize{block.cost, block.unit_count, block.has_products ? 1 : num_kv_heads};
+    return JobSize{block.cost, block.split_count, block.has_products ? 1 : num_kv_heads};
   });
   return queue;
 }
@@ -85,10 +85,10 @@ double busy_fraction(const Schedule& schedule, int num_kv_heads, int threads) {
   const TaskQueue queue = queue_of(schedule, num_kv_heads, threads);
   std::atomic<int> next{0};
   for (Task task; queue.take(next, task);) {
-    const int first = schedule.row_blocks()[static_cast<std::size_t>(task.job)].unit_begin;
+    const int first = schedule.row_blocks()[static_cast<std::size_t>(task.job)].split_begin;
     double cost = 0;
     for (int u = task.part_begin; u < task.part_end; ++u)
-      cost += schedule.units()[static_cast<std::size_t>(first + u)].cost;
+      cost += schedule.splits()[static_cast<std::size_t>(first + u)].cost;
     cost *= task.head_end - task.head_begin;
     const double until = free_at.top() + cost;
     free_at.pop();
@@ -161,13 +161,13 @@ TEST_CASE("every row sees each of its positions once, products before streams") 
     for (int row = 0; row < view.num_rows; ++row)
       seen[static_cast<std::size_t>(row)].assign(
           static_cast<std::size_t>(std::max(0, view.row_kv_len[row])), 0);
-    for (const Unit& unit : schedule.units()) {
-      for (int i = unit.item_begin; i < unit.item_end; ++i) {
+    for (const Split& split : schedule.splits()) {
+      for (int i = split.item_begin; i < split.item_end; ++i) {
         const WorkItem& item = schedule.items()[static_cast<std::size_t>(i)];
-        CHECK((i < unit.stream_begin) ==
+        CHECK((i < split.stream_begin) ==
               ((item.row_end - item.row_begin) * group >= min_product_lines));
-        CHECK(item.row_begin >= unit.row_begin);
-        CHECK(item.row_end <= unit.row_end);
+        CHECK(item.row_begin >= split.row_begin);
+        CHECK(item.row_end <= split.row_end);
         const Segment& segment = view.segments[item.segment];
         for (int row = item.row_begin; row < item.row_end; ++row)
           for (int t = item.token_begin; t < item.token_end; ++t)
@@ -249,7 +249,7 @@ TEST_CASE("any number of wanted tasks is understood, the largest too") {
       const Schedule many = derived(1'000'000);
       const Schedule most = derived(std::numeric_limits<int>::max());
       CHECK(most.row_blocks().size() == many.row_blocks().size());
-      CHECK(most.units().size() == many.units().size());
+      CHECK(most.splits().size() == many.splits().size());
     }
   }
 }
@@ -405,8 +405,8 @@ TEST_CASE("fast products have no smaller row blocks, and half of the tasks at le
       Schedule schedule;
       schedule.derive(plan.view(), options);
       CHECK(schedule.row_blocks().size() == 1);
-      CHECK(schedule.units().size() * 8 >= min_tasks / 2);
-      CHECK(schedule.units().size() * 8 <= min_tasks);
+      CHECK(schedule.splits().size() * 8 >= min_tasks / 2);
+      CHECK(schedule.splits().size() * 8 <= min_tasks);
     }
   }
 }
@@ -419,7 +419,7 @@ TEST_CASE("the rate of products says what they cost, not what streams do") {
     Schedule schedule;
     schedule.derive(plan.view(), options);
     double total = 0;
-    for (const Unit& unit : schedule.units()) total += unit.cost;
+    for (const Split& split : schedule.splits()) total += split.cost;
     return total;
   };
   const double slow = CostModel::stream_flops_per_ns, fast = 2 * slow;

@@ -122,9 +122,9 @@ TEST_CASE("batch-invariant: each row sees its path from position 0 in whole bloc
     schedule.derive(view, options);
     CHECK(schedule.num_partial_rows() == 0);
     std::vector<Places> seen(static_cast<std::size_t>(view.num_rows));
-    for (const detail::cpu::Unit& unit : schedule.units()) {
+    for (const detail::cpu::Split& split : schedule.splits()) {
       const detail::cpu::WorkItem* const items = schedule.items().data();
-      detail::cpu::ItemWalk walk(view, items + unit.item_begin, items + unit.item_end);
+      detail::cpu::ItemWalk walk(view, items + split.item_begin, items + split.item_end);
       BlockSpan block;
       while (walk.next(block)) {
         CHECK(block.position % block_tokens == 0);

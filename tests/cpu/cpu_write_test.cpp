@@ -60,7 +60,7 @@ TEST_CASE("write stores every row of a batch, whatever its size") {
   for (int n = 1; n <= 40; ++n) {
     CAPTURE(n);
     test::RandomPlan plan = plan_of(random, n, 1);
-    for (PlanView::WriteTarget& target : plan.writes)  // shared rows too: nobody reads here
+    for (PlanView::WriteTarget& target : plan.writes)  // shared rows too: none is read here
       if (target.chunk == no_chunk) target = {plan.num_chunks - 1, 0};
     plan.writes.back() = {0, 15};
     test::KvStorage<float> kv(plan.num_chunks, heads, 16, dim);

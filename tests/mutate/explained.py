@@ -25,7 +25,7 @@ EXPLAINED = [
     _cpu("engine", "plan.num_copies > 0", "plan.num_copies >= 0", AGAIN),
     _cpu("engine", "parallel_for(calls", "calls + 1", AGAIN),
     _cpu("engine", "(call + 1) * rows_per_call", "(call + (1 + 1))", AGAIN + ": writing twice is harmless"),
-    _cpu("engine", "block.unit_count > 1", "block.unit_count >= 1", CHOICE + ": one unit merged with nothing"),
+    _cpu("engine", "block.split_count > 1", "block.split_count >= 1", CHOICE + ": one split merged with nothing"),
     _cpu("engine", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
     _cpu("engine", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
     _cpu("engine", "line < lines; line += simd::native_width", "line <= lines", PADDED),

@@ -69,7 +69,7 @@ struct PrefetchCursor {
   }
 };
 
-/// Of a core's second cache, as far as the system tells; else 512 KB.
+/// Of a core's second cache, as far as the system reports it; else 512 KB.
 [[nodiscard]] inline std::size_t l2_bytes() noexcept {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
   static const long bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);

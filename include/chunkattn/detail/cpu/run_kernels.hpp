@@ -1,5 +1,5 @@
-// What CHUNKATTN_EXTERN_KERNELS leaves out of a unit: the calls that compile the kernels of a head
-// size and its types. See kernels.ipp.
+// The calls that CHUNKATTN_EXTERN_KERNELS leaves out of a translation unit: they compile the
+// kernels of a head size and its types. See kernels.ipp.
 #pragma once
 
 #include <variant>

@@ -4,8 +4,8 @@
 // head is a list of *items* (some tokens of a segment, and the rows that see them): first those
 // with enough query lines for matrix products, then those that are streamed, each parents first.
 // Normally one task does the whole list, so the state of its rows never leaves the core. Where that
-// gives too few tasks to keep every core busy, lists are cut along KV into several *units* whose
-// partial results are merged. Every unit gets its share of the products and of the streamed items,
+// gives too few tasks to keep every core busy, lists are cut along KV into several *splits* whose
+// partial results are merged. Every split gets its share of the products and of the streamed items,
 // so that all have the same mixture of arithmetic, which leaves memory idle, and reading.
 //
 // In deterministic mode the cuts depend on the plan and the geometry only, not on the number of
@@ -44,7 +44,7 @@ struct WorkItem {
 
 /// Items [item_begin, item_end) of one row block, for its rows [row_begin, row_end). Those from
 /// stream_begin on are streamed, those before are products.
-struct Unit {
+struct Split {
   [[nodiscard]] int num_rows() const noexcept { return row_end - row_begin; }
 
   std::int32_t item_begin;
@@ -52,20 +52,20 @@ struct Unit {
   std::int32_t item_end;
   std::int32_t row_begin;
   std::int32_t row_end;
-  std::int64_t partial_row;  ///< first row of its partial results, among all units'
+  std::int64_t partial_row;  ///< first row of its partial results, among all splits'
   double cost;
 };
 
-/// Rows whose state one task holds. With one unit there is nothing to merge.
+/// Rows whose state one task holds. With one split there is nothing to merge.
 struct RowBlock {
   [[nodiscard]] int num_rows() const noexcept { return row_end - row_begin; }
 
   std::int32_t row_begin;
   std::int32_t row_end;
-  std::int32_t unit_begin;
-  std::int32_t unit_count;
+  std::int32_t split_begin;
+  std::int32_t split_count;
   bool has_products;
-  double cost;  ///< of all units, for one KV head
+  double cost;  ///< of all splits, for one KV head
 };
 
 /// What the machine can do, roughly: only ratios matter.
@@ -104,13 +104,13 @@ struct ScheduleOptions {
 };
 
 /// Derives and holds the tasks of one call. Its memory is kept: no allocation once it has seen the
-/// largest plan. Cost: O(rows + segments + units).
+/// largest plan. Cost: O(rows + segments + splits).
 class Schedule {
  public:
   /// A list is cut only into parts of at least this cost, and this much per query line: loading,
   /// leaving and merging a line's state takes about 150 ns.
-  static constexpr double min_unit_ns = 25'000;
-  static constexpr double min_unit_line_ns = 2'000;  ///< where vectors compute products
+  static constexpr double min_split_ns = 25'000;
+  static constexpr double min_split_line_ns = 2'000;  ///< where vectors compute products
 
   void derive(const PlanView& plan, const ScheduleOptions& options) {
     options_ = options;
@@ -125,10 +125,10 @@ class Schedule {
     cut_items();
   }
 
-  [[nodiscard]] const Array<WorkItem>& items() const noexcept { return unit_items_; }
-  [[nodiscard]] const Array<Unit>& units() const noexcept { return units_; }
+  [[nodiscard]] const Array<WorkItem>& items() const noexcept { return split_items_; }
+  [[nodiscard]] const Array<Split>& splits() const noexcept { return splits_; }
   [[nodiscard]] const Array<RowBlock>& row_blocks() const noexcept { return row_blocks_; }
-  /// Rows of partial results per KV head, all units that need merging together.
+  /// Rows of partial results per KV head, all splits that need merging together.
   [[nodiscard]] std::int64_t num_partial_rows() const noexcept { return num_partial_rows_; }
   /// Items of segments that several sequences have in common: 0 if nothing is shared.
   [[nodiscard]] int num_shared_items() const noexcept { return num_shared_items_; }
@@ -136,10 +136,10 @@ class Schedule {
  private:
   static int ceil(int a, int b) { return static_cast<int>((std::int64_t{a} + b - 1) / b); }
 
-  // A unit's least cost per line: the same number of tokens, whatever computes the products. (In
+  // A split's least cost per line: the same number of tokens, whatever computes the products. (In
   // time, faster products would have fewer tokens to a row block, and pack these for every one.)
-  double unit_line_ns() const noexcept {
-    return min_unit_line_ns * CostModel::stream_flops_per_ns / options_.cost.product_flops_per_ns;
+  double split_line_ns() const noexcept {
+    return min_split_line_ns * CostModel::stream_flops_per_ns / options_.cost.product_flops_per_ns;
   }
 
   // Row blocks of which each KV head has about so many tasks in all.
@@ -153,7 +153,7 @@ class Schedule {
     if (fewest >= wanted) return true;
     const double row_ns = total_ns / plan.num_rows + 1;
     const int rows =
-        std::max(ceil(ceil(plan.num_rows, wanted), 4), static_cast<int>(min_unit_ns / row_ns) + 1);
+        std::max(ceil(ceil(plan.num_rows, wanted), 4), static_cast<int>(min_split_ns / row_ns) + 1);
     const std::int64_t tokens = total_tokens();
     cut_rows(plan, std::max(fewest, ceil(plan.num_rows, rows)));
     // More are read again where query tokens of one sequence were parted.
@@ -173,7 +173,7 @@ class Schedule {
       return std::max(fewest, num_rows / rows);
     }
     // Worth it where there is too little to read per line for as many cuts along KV.
-    if (total_ns / (num_rows * group * unit_line_ns()) >= 0.5 * wanted) return fewest;
+    if (total_ns / (num_rows * group * split_line_ns()) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.
     const int most = std::min(wanted, num_rows / ceil(options_.tile_lines, group));
     for (int count = most; count > fewest; --count)
@@ -362,7 +362,7 @@ class Schedule {
     for (const WorkItem* item = rest.item; item != rest.end; ++item) rest.total += item_ns(*item);
     return rest;
   }
-  // Gives the open unit items up to `part` of the list, the last one cut if need be.
+  // Gives the open split items up to `part` of the list, the last one cut if need be.
   void take(Rest& rest, double part) {
     while (rest.item != rest.end) {
       WorkItem item = *rest.item;
@@ -391,65 +391,65 @@ class Schedule {
         !options_.invariant &&
         static_cast<int>(row_blocks_.size()) * options_.num_kv_heads < options_.min_tasks;
     const double share = total_ns() * options_.num_kv_heads / options_.min_tasks;
-    units_.clear();
-    unit_items_.clear();
+    splits_.clear();
+    split_items_.clear();
     num_partial_rows_ = 0;
     for (std::size_t b = 0; b < row_blocks_.size(); ++b) {
       RowBlock& block = row_blocks_[b];
-      block.unit_begin = static_cast<std::int32_t>(units_.size());
+      block.split_begin = static_cast<std::int32_t>(splits_.size());
       Rest products = rest_of(2 * b);
       Rest streams = rest_of(2 * b + 1);
       block.cost = products.total + streams.total;
       block.has_products = products.total > 0;
       const int lines = block.num_rows() * options_.group;
-      // Fast products have small units only where there would be less than half of the tasks.
-      const double target = std::max({min_unit_ns, unit_line_ns() * lines, share,
-                                      std::min(min_unit_line_ns * lines, 2 * share)});
+      // Fast products have small splits only where there would be less than half of the tasks.
+      const double target = std::max({min_split_ns, split_line_ns() * lines, share,
+                                      std::min(min_split_line_ns * lines, 2 * share)});
       const int parts = few ? std::max(1, static_cast<int>(block.cost / target + 0.5)) : 1;
       for (int part = 1; part <= parts; ++part) {
-        open_unit();
+        open_split();
         take(products, static_cast<double>(part) / parts);
-        units_.back().stream_begin = static_cast<std::int32_t>(unit_items_.size());
+        splits_.back().stream_begin = static_cast<std::int32_t>(split_items_.size());
         take(streams, static_cast<double>(part) / parts);
-        const bool empty = units_.back().item_begin == units_.back().item_end;
-        if (empty && parts > 1) units_.pop_back();
+        const bool empty = splits_.back().item_begin == splits_.back().item_end;
+        if (empty && parts > 1) splits_.pop_back();
       }
-      block.unit_count = static_cast<std::int32_t>(units_.size()) - block.unit_begin;
-      if (block.unit_count > 1) number_partials(block);
+      block.split_count = static_cast<std::int32_t>(splits_.size()) - block.split_begin;
+      if (block.split_count > 1) number_partials(block);
     }
   }
 
-  // Several units of a row block leave partial results, to be merged.
+  // Several splits of a row block leave partial results, to be merged.
   void number_partials(const RowBlock& block) noexcept {
-    for (std::int32_t u = 0; u < block.unit_count; ++u) {
-      Unit& unit = units_[static_cast<std::size_t>(block.unit_begin + u)];
-      unit.partial_row = num_partial_rows_;
-      num_partial_rows_ += unit.num_rows();
+    for (std::int32_t u = 0; u < block.split_count; ++u) {
+      Split& split = splits_[static_cast<std::size_t>(block.split_begin + u)];
+      split.partial_row = num_partial_rows_;
+      num_partial_rows_ += split.num_rows();
     }
   }
 
-  void open_unit() {
-    const auto at = static_cast<std::int32_t>(unit_items_.size());
-    units_.push_back({at, at, at, 0, 0, 0, 0.0});
+  void open_split() {
+    const auto at = static_cast<std::int32_t>(split_items_.size());
+    splits_.push_back({at, at, at, 0, 0, 0, 0.0});
   }
   void add_item(const WorkItem& item, double cost) {
-    Unit& unit = units_.back();
-    if (unit.item_begin == unit.item_end) {
-      unit.row_begin = item.row_begin;
-      unit.row_end = item.row_end;
+    Split& split = splits_.back();
+    if (split.item_begin == split.item_end) {
+      split.row_begin = item.row_begin;
+      split.row_end = item.row_end;
     }
-    unit.row_begin = std::min(unit.row_begin, item.row_begin);
-    unit.row_end = std::max(unit.row_end, item.row_end);
-    unit.cost += cost;
-    unit_items_.push_back(item);
-    unit.item_end = static_cast<std::int32_t>(unit_items_.size());
+    split.row_begin = std::min(split.row_begin, item.row_begin);
+    split.row_end = std::max(split.row_end, item.row_end);
+    split.cost += cost;
+    split_items_.push_back(item);
+    split.item_end = static_cast<std::int32_t>(split_items_.size());
   }
 
   ScheduleOptions options_;
   Array<std::int32_t> visible_, ending_, block_items_, fill_;
-  Array<WorkItem> items_, unit_items_;
+  Array<WorkItem> items_, split_items_;
   Array<RowBlock> row_blocks_;
-  Array<Unit> units_;
+  Array<Split> splits_;
   std::int64_t num_partial_rows_ = 0;
   int num_shared_items_ = 0;
 };

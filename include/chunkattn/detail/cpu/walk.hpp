@@ -43,7 +43,7 @@ struct BlockSpan {
   }
 };
 
-/// Walks the items of a unit. A block never crosses an item, but it may collect several pieces,
+/// Walks the items of a split. A block never crosses an item, but it may collect several pieces,
 /// also of the segments above where the item begins before its own.
 class ItemWalk {
  public:

@@ -18,10 +18,10 @@ CHUNKATTN_PASS_BEGIN(VECTORS)
 /// Tokens of the innermost loop over V.
 inline constexpr int value_step = 4;
 
-/// The online softmax of one vector of lines: turns logits[0, count) into probabilities, moves max
-/// and sum, leaves the factor for the output in `rescale`. Lane l sees the tokens below visible[l]
-/// (all of them if `full`). Logits are [token][Stride]. With rules that hide keys, says in
-/// `some_hidden` whether one was, for a lane with visible[l] >= 0.
+/// The online softmax of one vector of lines: turns logits[0, count) into probabilities, updates
+/// max and sum, leaves the factor for the output in `rescale`. Lane l sees the tokens below
+/// visible[l] (all of them if `full`). Logits are [token][Stride]. With rules that hide keys, says
+/// in `some_hidden` whether one was, for a lane with visible[l] >= 0.
 template <int Stride = tile_lines, class T, class Rules = NoRules>
 [[gnu::noinline]] void tile_softmax(const Block<T>& block, int count, bool full,
                                     const std::int32_t* visible, float* logits, float* max,
@@ -311,10 +311,10 @@ CHUNKATTN_INLINE void block_values(const Block<T>& block, const BlockLines& line
     column_values<1>(block, lines, passes * wide_columns * width, state, ahead, burst);
 }
 
-/// Hides values from products that not all lines may see: `special` receives them.
+/// Hides values from products that not all lines may see: `nonfinite` receives them.
 template <class State, class Values>
 [[gnu::noinline]] void hide_values(const BlockLines& lines, const State& state,
-                                   Values& special) noexcept {
+                                   Values& nonfinite) noexcept {
   constexpr int width = simd::native_width;
   for (int t = 0; t < lines.seen; ++t) {
     simd::Int<width> hidden{};
@@ -324,7 +324,7 @@ template <class State, class Values>
       hidden = hidden |
                (is_hidden<width>(simd::load<width>(p)) & (simd::iota<width>() < lines.count - l));
     }
-    if (any_of<width>(hidden)) special.inspect(t);
+    if (any_of<width>(hidden)) nonfinite.inspect(t);
   }
 }
 
@@ -342,12 +342,12 @@ template <class T, class State, class Rules>
   block_logits(block, lines, as_streamed, state, ahead, half);
   block_softmax(block, lines, state, rules);
   if constexpr (Rules::hide) {
-    SpecialValues<State::value_dim, T> special(block);
-    if (lines.hidden) hide_values(lines, state, special);
+    NonfiniteValues<State::value_dim, T> nonfinite(block);
+    if (lines.hidden) hide_values(lines, state, nonfinite);
     block_values(block, lines, state, ahead, half);
-    for (int l = 0; l < num_lines && !special.empty(); ++l)
-      special.add(state.p + l / tile_lines * block_tokens * tile_lines + l % tile_lines, tile_lines,
-                  state.out + (line0 + l) * State::value_dim);
+    for (int l = 0; l < num_lines && !nonfinite.empty(); ++l)
+      nonfinite.add(state.p + l / tile_lines * block_tokens * tile_lines + l % tile_lines,
+                    tile_lines, state.out + (line0 + l) * State::value_dim);
   } else {
     block_values(block, lines, state, ahead, half);
   }

@@ -114,7 +114,7 @@ CHUNKATTN_INLINE simd::Float<simd::native_width> settle_logits(
 }
 
 /// For a vector of lines: turns logits[0, count) into probabilities times the scales of V's rows,
-/// with zeros after them up to a multiple of 4, the most tokens of a word; moves max and sum,
+/// with zeros after them up to a multiple of 4, the most tokens of a word; updates max and sum,
 /// leaves the factor of the outputs in `rescale` and, where rows have scales, the bits of the
 /// largest in `top`. `Masked`: lane l sees the tokens below visible[l], and rules are applied;
 /// where it does not see one, -0 is left.

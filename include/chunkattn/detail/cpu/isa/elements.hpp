@@ -47,8 +47,8 @@ CHUNKATTN_INLINE f32x4 widen_half_bits(u32x4 bits) {
   const u32x4 subnormal =
       bits_as<u32x4>(bits_as<f32x4>(magnitude + 0x38800000u) - bits_as<float>(0x38800000u));
   const u32x4 is_subnormal = (u32x4)(exponent == 0u);
-  const u32x4 special = (u32x4)(exponent == 0x0f800000u) & 0x7f800000u;
-  return bits_as<f32x4>((is_subnormal & subnormal) | (~is_subnormal & (normal | special)) | sign);
+  const u32x4 nonfinite = (u32x4)(exponent == 0x0f800000u) & 0x7f800000u;
+  return bits_as<f32x4>((is_subnormal & subnormal) | (~is_subnormal & (normal | nonfinite)) | sign);
 }
 
 template <int W>

@@ -77,7 +77,7 @@ class Engine {
                             State& state = workers_[static_cast<std::size_t>(worker)];
                             Tiles tiles(uses_tiles<T>());
                             Task task;
-                            while (tasks_.take(next, task)) run_units(call, task, state, tiles);
+                            while (tasks_.take(next, task)) run_splits(call, task, state, tiles);
                           });
   }
 
@@ -196,7 +196,7 @@ class Engine {
       const RowBlock& block = row_blocks[static_cast<std::size_t>(b)];
       const int lines = block.num_rows() * group;
       const int heads = block.has_products ? 1 : max_lines / lines;
-      return std::pair(JobSize{block.cost, block.unit_count, heads}, lines);
+      return std::pair(JobSize{block.cost, block.split_count, heads}, lines);
     });
     if (schedule_.num_partial_rows() > 0)
       partials_.reset(schedule_, plan.num_rows, num_kv_heads, group,
@@ -222,32 +222,32 @@ class Engine {
     for (State& worker : workers_) worker.reserve(most_lines);
   }
 
-  // Some units of a row block, for some heads, from the queries to results or partial results.
+  // Some splits of a row block, for some heads, from the queries to results or partial results.
   template <class T, class X, class Y, class V>
-  void run_units(const Call<T, X, Y, V>& call, const Task& task, State& state,
-                 Tiles& tiles) noexcept {
+  void run_splits(const Call<T, X, Y, V>& call, const Task& task, State& state,
+                  Tiles& tiles) noexcept {
     const RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(task.job)];
-    const Unit* const units = schedule_.units().data() + block.unit_begin;
-    const bool whole = task.part_end - task.part_begin == block.unit_count;
-    // Units of their own, merged in order, so that it does not matter who computed which.
-    const bool ordered = options_.reduce == Reduce::deterministic && block.unit_count > 1;
+    const Split* const splits = schedule_.splits().data() + block.split_begin;
+    const bool whole = task.part_end - task.part_begin == block.split_count;
+    // Splits of their own, merged in order, so that it does not matter who computed which.
+    const bool ordered = options_.reduce == Reduce::deterministic && block.split_count > 1;
     TaskLines lines{block.row_begin, block.row_end, task.head_begin, task.head_end, call.group};
     if (!whole) {
       std::swap(lines.row_begin, lines.row_end);
       for (int u = task.part_begin; u < task.part_end; ++u) {
-        lines.row_begin = std::min(lines.row_begin, units[u].row_begin);
-        lines.row_end = std::max(lines.row_end, units[u].row_end);
+        lines.row_begin = std::min(lines.row_begin, splits[u].row_begin);
+        lines.row_end = std::max(lines.row_end, splits[u].row_end);
       }
     }
     load_queries(call, lines, state);
     if (block.has_products) arrange_queries(call, lines, state);
     if (ordered && whole) Partials::clear(state.merged, lines.count());
     for (int u = task.part_begin; u < task.part_end; ++u) {
-      if (ordered && u > task.part_begin) clear(units[u], lines, state);
-      run_unit(call, units[u], lines, state, tiles);
+      if (ordered && u > task.part_begin) clear(splits[u], lines, state);
+      run_split(call, splits[u], lines, state, tiles);
       if (ordered || u + 1 == task.part_end) state.close(lines.count());
-      if (ordered && whole) Partials::merge_unit(units[u], lines, state);
-      if (ordered && !whole) partials_.leave(units[u], lines, state);
+      if (ordered && whole) Partials::merge_split(splits[u], lines, state);
+      if (ordered && !whole) partials_.leave(splits[u], lines, state);
     }
 
     if (whole) {
@@ -255,23 +255,23 @@ class Engine {
       return;
     }
     const int head = task.head_begin;
-    const int num_units = task.part_end - task.part_begin;
-    const bool last = ordered ? partials_.is_last(task.job, head, num_units)
-                              : partials_.merge_under_lock(task.job, num_units, lines, state);
+    const int num_splits = task.part_end - task.part_begin;
+    const bool last = ordered ? partials_.is_last(task.job, head, num_splits)
+                              : partials_.merge_under_lock(task.job, num_splits, lines, state);
     if (!last) return;
     const auto finish = [&](int row, int l, LineTotal<ValueDim> result) {
       finish_partial(call, row, head * call.group + l, result);
     };
     if (ordered)
-      partials_.finish_left(block, units, head, finish);
+      partials_.finish_left(block, splits, head, finish);
     else
       partials_.finish_last(block, lines, state, finish);
   }
 
-  // Empties the states that a unit before this one may have left.
-  static void clear(const Unit& unit, const TaskLines& lines, State& state) noexcept {
+  // Empties the states that a split before this one may have left.
+  static void clear(const Split& split, const TaskLines& lines, State& state) noexcept {
     for (int head = lines.head_begin; head < lines.head_end; ++head)
-      state.clear(lines.line(head, unit.row_begin), lines.line(head, unit.row_end));
+      state.clear(lines.line(head, split.row_begin), lines.line(head, split.row_end));
   }
 
   static std::int64_t num_tokens(const WorkItem* item, const WorkItem* end) noexcept {
@@ -280,17 +280,17 @@ class Engine {
     return total;
   }
 
-  // Adds what a unit's items contribute to the state of the lines.
+  // Adds what a split's items contribute to the state of the lines.
   template <class T, class X, class Y, class V>
-  void run_unit(const Call<T, X, Y, V>& call, const Unit& unit, const TaskLines& lines,
-                State& state, Tiles& tiles) noexcept {
+  void run_split(const Call<T, X, Y, V>& call, const Split& split, const TaskLines& lines,
+                 State& state, Tiles& tiles) noexcept {
     const WorkItem* const items = schedule_.items().data();
-    ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
-    ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
+    ItemWalk products(call.plan, items + split.item_begin, items + split.stream_begin);
+    ItemWalk streams(call.plan, items + split.stream_begin, items + split.item_end);
     Prefetcher<HeadDim, ValueDim, T> ahead(
         call.kv, lines.head_begin, lines.head_end, products,
-        num_tokens(items + unit.item_begin, items + unit.stream_begin), streams,
-        num_tokens(items + unit.stream_begin, items + unit.item_end));
+        num_tokens(items + split.item_begin, items + split.stream_begin), streams,
+        num_tokens(items + split.stream_begin, items + split.item_end));
     ahead.start();
     const auto rules = rules_of(call.variant, state);
     BlockSpan span;
@@ -396,13 +396,13 @@ class Engine {
     transpose_queries(count, state);
   }
   static void transpose_queries(int lines, State& state) noexcept {
-    for (int line = 0; line < lines; line += simd::native_width)  // those beyond the last: nobody's
+    for (int line = 0; line < lines; line += simd::native_width)  // those beyond the last: padding
       transpose_words<HeadDim>(state.q + line * HeadDim, HeadDim * sizeof(float),
                                state.q_transposed + line, state.transposed_stride);
   }
 
   // Writes the results of a task that had its lines to itself, from state.merged if it merged
-  // units.
+  // splits.
   template <class T, class X, class Y, class V>
   void finish_lines(const Call<T, X, Y, V>& call, const TaskLines& lines, bool merged,
                     State& state) noexcept {

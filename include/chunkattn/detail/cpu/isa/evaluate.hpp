@@ -9,7 +9,7 @@
 CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// What the variant needs to know of the lines of a task, beside their kv_len.
-struct LinePlaces {
+struct LineIndices {
   const std::int32_t* kv_len;  ///< [lines] the row's position is one less
   const std::int32_t* row;     ///< [lines] query token, in the caller's order
   const std::int32_t* head;    ///< [lines] query head
@@ -24,7 +24,7 @@ struct KeyLanes {
   CHUNKATTN_INLINE simd::Int<W> row() const { return simd::broadcast_int<W>(line.row); }
   CHUNKATTN_INLINE simd::Int<W> head() const { return simd::broadcast_int<W>(line.head); }
   CHUNKATTN_INLINE static simd::Int<W> keys(int key) { return simd::iota<W>() + key; }
-  CHUNKATTN_INLINE LogitIndex place(int key, int lane) const {
+  CHUNKATTN_INLINE LogitIndex index(int key, int lane) const {
     return {line.row, line.q_idx, key + lane, line.head};
   }
 };
@@ -32,13 +32,13 @@ struct KeyLanes {
 /// Lanes that are W lines, with one key.
 template <int W>
 struct RowLanes {
-  LinePlaces lines;  ///< from the first of them on
+  LineIndices lines;  ///< from the first of them on
 
   CHUNKATTN_INLINE simd::Int<W> q_idx() const { return simd::load_int<W>(lines.kv_len) - 1; }
   CHUNKATTN_INLINE simd::Int<W> row() const { return simd::load_int<W>(lines.row); }
   CHUNKATTN_INLINE simd::Int<W> head() const { return simd::load_int<W>(lines.head); }
   CHUNKATTN_INLINE static simd::Int<W> keys(int key) { return simd::broadcast_int<W>(key); }
-  CHUNKATTN_INLINE LogitIndex place(int key, int lane) const {
+  CHUNKATTN_INLINE LogitIndex index(int key, int lane) const {
     return {lines.row[lane], lines.kv_len[lane] - 1, key, lines.head[lane]};
   }
 };
@@ -106,7 +106,7 @@ struct Evaluator {
 
   template <class I>
   CHUNKATTN_INLINE Real of(const lanes::Table<I>& table) const {
-    // A line behind the last, or one that sees nothing, stands at position -1.
+    // A line beyond the last, or one that sees nothing, stands at position -1.
     const Int read = I::fixed ? Int(at.q_idx() >= 0) : Int(Lanes::keys(key) <= at.q_idx());
     const Int index = read & of(table.index);
     Real result{};
@@ -118,12 +118,12 @@ struct Evaluator {
     using Result = std::conditional_t<lanes::PerLane<F>::kind == lanes::Kind::truth, Int, Real>;
     Result result{};
     for (int lane = 0; lane < W; ++lane) {
-      const LogitIndex place = at.place(key, lane);
-      if (place.kv_idx > place.q_idx) continue;
+      const LogitIndex index = at.index(key, lane);
+      if (index.kv_idx > index.q_idx) continue;
       if constexpr (std::is_same_v<Result, Int>)
-        result[lane] = call.f(place) ? -1 : 0;
+        result[lane] = call.f(index) ? -1 : 0;
       else
-        result[lane] = static_cast<float>(call.f(place));
+        result[lane] = static_cast<float>(call.f(index));
     }
     return result;
   }

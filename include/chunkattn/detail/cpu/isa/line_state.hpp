@@ -24,7 +24,7 @@ class LineState {
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
   float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or words of them
   float* out = nullptr;            ///< [lines][ValueDim], unnormalised
-  float* merged = nullptr;         ///< [lines] Total, of units: see PartialResults
+  float* merged = nullptr;         ///< [lines] Total, of splits: see PartialResults
   float* totals = nullptr;         ///< [lines] Total, of windows
   float* max = nullptr;            ///< [lines]
   float* sum = nullptr;            ///< [lines]
@@ -32,7 +32,7 @@ class LineState {
   float* p = nullptr;              ///< [tiles][block_tokens][tile_lines], probabilities
   float* rescale = nullptr;        ///< [lines] factors of the current block
   float* scratch = nullptr;        ///< [block_tokens][HeadDim or ValueDim], widened K or V
-  float* spare = nullptr;          ///< [ValueDim] a line that nobody reads
+  float* spare = nullptr;          ///< [ValueDim] outputs of padding lines
   float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
   bool has_tiles = false;          ///< q_transposed is what tiles need

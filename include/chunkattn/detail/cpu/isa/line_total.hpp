@@ -46,7 +46,7 @@ CHUNKATTN_INLINE void add_exactly(simd::Float<W>& sum, simd::Float<W>& lost, sim
 }
 
 /// A line's total, in `stride` floats: [Dim] output; maximum, sum, what that lost, whether anything
-/// was lost; [Dim] what the output lost, which nobody touches before: one part fits in fewer cache
+/// was lost; [Dim] what the output lost, which is not touched before: one part fits in fewer cache
 /// lines.
 template <int Dim>
 struct LineTotal {

@@ -1,5 +1,5 @@
-// Partial results of a row block whose walk was cut into units, and how they become one: in order
-// (the same bits whoever computed which unit), or as they come under a spin lock.
+// Partial results of a row block whose walk was cut into splits, and how they become one: in order
+// (the same bits whoever computed which split), or as they come under a spin lock.
 #ifndef CHUNKATTN_ISA_PARTIAL_RESULTS
 #define CHUNKATTN_ISA_PARTIAL_RESULTS
 
@@ -9,7 +9,7 @@
 
 CHUNKATTN_PASS_BEGIN(VECTORS)
 
-/// A partial result is what a unit leaves of a line, unnormalised output, maximum and sum, or what
+/// A partial result is what a split leaves of a line, unnormalised output, maximum and sum, or what
 /// several have become: its LineTotal. While its sum is 0 the output is not looked at.
 template <class State>
 class PartialResults {
@@ -18,7 +18,7 @@ class PartialResults {
   static constexpr int dim = State::value_dim;
   static constexpr int left_stride = dim + 16;
 
-  /// Makes room for what units leave (ordered), or for one result of each row (under locks).
+  /// Makes room for what splits leave (ordered), or for one result of each row (under locks).
   /// Allocates only beyond what was seen before.
   void reset(const Schedule& schedule, int num_rows, int num_kv_heads, int group, bool ordered) {
     num_kv_heads_ = num_kv_heads;
@@ -32,7 +32,7 @@ class PartialResults {
     }
     for (std::size_t b = 0; b < blocks; ++b)
       for (std::size_t h = 0; h < heads; ++h)
-        meetings_[b * heads + h].open.store(schedule.row_blocks()[b].unit_count,
+        meetings_[b * heads + h].open.store(schedule.row_blocks()[b].split_count,
                                             std::memory_order_relaxed);
     const auto lines = static_cast<std::size_t>(rows_per_head_ * group) * heads;
     stride_ = ordered ? left_stride : Total::stride;
@@ -46,37 +46,38 @@ class PartialResults {
     for (std::ptrdiff_t i = 0; i < count; ++i) Total{results + i * Total::stride}.clear();
   }
 
-  /// Merges a unit's lines into state.merged: for a worker that has all units, one after the other.
-  static void merge_unit(const Unit& unit, const TaskLines& lines, State& state) noexcept {
+  /// Merges a split's lines into state.merged: for a worker that has all splits, one after the
+  /// other.
+  static void merge_split(const Split& split, const TaskLines& lines, State& state) noexcept {
     for (int head = lines.head_begin; head < lines.head_end; ++head)
-      for (int l = lines.line(head, unit.row_begin); l < lines.line(head, unit.row_end); ++l)
+      for (int l = lines.line(head, split.row_begin); l < lines.line(head, split.row_end); ++l)
         merge(state.merged_line(l), state.softmax(l), state.out + l * dim, state.merged_line(l));
   }
 
-  /// Leaves a unit's lines, of one head.
-  void leave(const Unit& unit, const TaskLines& lines, const State& state) noexcept {
-    const int first = lines.line(lines.head_begin, unit.row_begin);
-    float* to = row(unit.partial_row, lines.head_begin);
-    for (int l = first; l < first + unit.num_rows() * group_; ++l, to += left_stride) {
+  /// Leaves a split's lines, of one head.
+  void leave(const Split& split, const TaskLines& lines, const State& state) noexcept {
+    const int first = lines.line(lines.head_begin, split.row_begin);
+    float* to = row(split.partial_row, lines.head_begin);
+    for (int l = first; l < first + split.num_rows() * group_; ++l, to += left_stride) {
       std::copy_n(state.out + l * dim, dim, to);
       to[dim] = state.max[l];
       to[dim + 1] = state.sum[l];
     }
   }
-  /// Merges what the units of a row block left for one head, in order: finish(row, query head of
+  /// Merges what the splits of a row block left for one head, in order: finish(row, query head of
   /// the group, result) for each line.
   template <class Finish>
-  void finish_left(const RowBlock& block, const Unit* units, int kv_head,
+  void finish_left(const RowBlock& block, const Split* splits, int kv_head,
                    const Finish& finish) noexcept {
     alignas(64) float memory[Total::stride] = {};
     const Total result{memory};
     for (int r = block.row_begin; r < block.row_end; ++r) {
       for (int l = 0; l < group_; ++l) {
         result.clear();
-        for (int u = 0; u < block.unit_count; ++u) {
-          if (r < units[u].row_begin || r >= units[u].row_end) continue;
+        for (int u = 0; u < block.split_count; ++u) {
+          if (r < splits[u].row_begin || r >= splits[u].row_end) continue;
           const float* const from =
-              row(units[u].partial_row + r - units[u].row_begin, kv_head) + l * left_stride;
+              row(splits[u].partial_row + r - splits[u].row_begin, kv_head) + l * left_stride;
           merge(result, {from[dim], from[dim + 1]}, from, result);
         }
         finish(r, l, result);
@@ -84,12 +85,14 @@ class PartialResults {
     }
   }
 
-  /// Reports `units` units of a row block and head as done and, but for the last ones, merges their
-  /// task's lines into their rows' results, under the lock. Returns whether they were the last.
-  bool merge_under_lock(int block, int units, const TaskLines& lines, const State& state) noexcept {
+  /// Reports `splits` splits of a row block and head as done and, but for the last ones, merges
+  /// their task's lines into their rows' results, under the lock. Returns whether they were the
+  /// last.
+  bool merge_under_lock(int block, int splits, const TaskLines& lines,
+                        const State& state) noexcept {
     Meeting& meeting = this->meeting(block, lines.head_begin);
     meeting.lock.lock();
-    const bool last = is_last(block, lines.head_begin, units);
+    const bool last = is_last(block, lines.head_begin, splits);
     float* into = row(lines.row_begin, lines.head_begin);
     for (int l = 0; l < lines.per_head() && !last; ++l, into += Total::stride) {
       if (state.softmax(l).empty()) continue;
@@ -119,16 +122,16 @@ class PartialResults {
     }
   }
 
-  /// Reports `units` units of a row block and head as done; whether they were the last.
-  bool is_last(int block, int kv_head, int units) noexcept {
-    return meeting(block, kv_head).open.fetch_sub(units, std::memory_order_acq_rel) == units;
+  /// Reports `splits` splits of a row block and head as done; whether they were the last.
+  bool is_last(int block, int kv_head, int splits) noexcept {
+    return meeting(block, kv_head).open.fetch_sub(splits, std::memory_order_acq_rel) == splits;
   }
 
  private:
   /// Where the tasks of one row block and KV head meet.
   struct alignas(64) Meeting {
     SpinLock lock;
-    std::atomic<int> open{0};  // units still to finish
+    std::atomic<int> open{0};  // splits still to finish
   };
 
   // A result and another part of it: together they are `to`, which may be the same result.

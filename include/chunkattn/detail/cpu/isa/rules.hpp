@@ -97,14 +97,14 @@ struct NoRules {
   }
 };
 
-/// A variant and the places of the lines from some line on.
+/// A variant and the indices of the lines from some line on.
 template <class Variant>
 struct VariantRules {
   static constexpr bool change_logits = ChangesLogits<Variant>;
   static constexpr bool hide = HidesKeys<Variant>;
 
   const Variant* variant;
-  LinePlaces lines;
+  LineIndices lines;
 
   CHUNKATTN_INLINE VariantRules from(int line) const noexcept {
     return {variant, {lines.kv_len + line, lines.row + line, lines.head + line}};
@@ -149,12 +149,12 @@ alignas(64) inline constexpr T zero_row[ValueDim] = {};
 /// NaN of 0 times these. While this object is there zeros stand in for them in the block; they are
 /// added to the lines that see them.
 template <int ValueDim, class T>
-class SpecialValues {
+class NonfiniteValues {
  public:
-  explicit SpecialValues(Block<T>& block) noexcept : block_(block) {}
-  SpecialValues(const SpecialValues&) = delete;
-  SpecialValues& operator=(const SpecialValues&) = delete;
-  ~SpecialValues() {
+  explicit NonfiniteValues(Block<T>& block) noexcept : block_(block) {}
+  NonfiniteValues(const NonfiniteValues&) = delete;
+  NonfiniteValues& operator=(const NonfiniteValues&) = delete;
+  ~NonfiniteValues() {
     for (int i = 0; i < count_; ++i) block_.v[tokens_[i]] = rows_[i];
   }
 
@@ -162,10 +162,10 @@ class SpecialValues {
   void inspect(int t) noexcept {
     if constexpr (!std::is_same_v<T, std::int8_t>) {
       constexpr int width = simd::width_for<ValueDim>;
-      simd::Int<width> special{};
+      simd::Int<width> found{};
       for (int i = 0; i < ValueDim; i += width)
-        special = special | is_nonfinite<width>(simd::load_widened<width>(block_.v[t] + i));
-      if (!any_of<width>(special)) return;
+        found = found | is_nonfinite<width>(simd::load_widened<width>(block_.v[t] + i));
+      if (!any_of<width>(found)) return;
       tokens_[count_] = t;
       rows_[count_++] = block_.v[t];
       block_.v[t] = zero_row<ValueDim, T>;

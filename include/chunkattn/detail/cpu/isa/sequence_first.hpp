@@ -132,18 +132,18 @@ CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used
                                             const float (&rescale)[Lines],
                                             float* const (&out)[Lines],
                                             PrefetchCursor& ahead) noexcept {
-  SpecialValues<ValueDim, T> special(block);
+  NonfiniteValues<ValueDim, T> nonfinite(block);
   for (int t = 0; t < count; ++t) {
     bool hidden = false;
     for (int l = 0; l < used; ++l) hidden = hidden || is_hidden(p[l][t]);
-    if (hidden) special.inspect(t);
+    if (hidden) nonfinite.inspect(t);
   }
   stream_values<ValueDim, Lines>(block, count, p, rescale, out, ahead);
-  for (int l = 0; l < used; ++l) special.add(p[l], 1, out[l]);
+  for (int l = 0; l < used; ++l) nonfinite.add(p[l], 1, out[l]);
 }
 
 /// One block for `Lines` lines, of which the first `used` are line0, line0 + 1, …, the others
-/// nobody's.
+/// padding.
 template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
 [[gnu::noinline]] void stream_block(Block<T>& block, int line0, int used,
                                     LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,

@@ -3,7 +3,7 @@
 //
 // 32 lines at a time: Sᵀ of the whole block, its softmax, and then O += P·V, accumulated in the
 // rows of state.out themselves. Tiles are always whole: lines and tokens that are not there are
-// columns and rows that nobody looks at, or zeros. A tile product lets a NaN or an infinity spread
+// columns and rows that are not read, or zeros. A tile product lets a NaN or an infinity spread
 // along its row and column, so whatever is not a number is put right by vectors afterwards, and
 // lines that do not see it keep their bits.
 #ifndef CHUNKATTN_ISA_TILE_FIRST

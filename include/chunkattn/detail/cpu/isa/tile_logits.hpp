@@ -1,8 +1,8 @@
 // Logits of a tile of the chunk-first kernel: Sᵀ = K·Qᵀ of some tokens with some vectors of lines.
 //
 // There are two orders of summation. The first takes dim after dim. The second gives bit for bit
-// what the streaming kernel computes: for Reduce::batch_invariant, where nobody may see whether a
-// block was read for one line or for many.
+// what the streaming kernel computes: for Reduce::batch_invariant, where bits may not depend on
+// whether a block was read for one line or for many.
 #ifndef CHUNKATTN_ISA_TILE_LOGITS
 #define CHUNKATTN_ISA_TILE_LOGITS
 

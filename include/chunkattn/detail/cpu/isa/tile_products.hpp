@@ -2,8 +2,8 @@
 // of tokens or columns at once: four results, two left and two right tiles fill the eight
 // registers. What they read stands in tile_operands.hpp.
 //
-// Tiles are always whole: lines and tokens that are not there are columns and rows that nobody
-// looks at, or zeros.
+// Tiles are always whole: lines and tokens that are not there are columns and rows that are
+// not read, or zeros.
 #ifndef CHUNKATTN_ISA_TILE_PRODUCTS
 #define CHUNKATTN_ISA_TILE_PRODUCTS
 

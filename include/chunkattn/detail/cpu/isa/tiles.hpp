@@ -19,7 +19,7 @@ inline constexpr bool has_tiles = true, software_tiles = true;
 #elif defined(CHUNKATTN_PASS_AMX)
 
 /// The tiles of this core, in use from construction to destruction. They are configured and
-/// released within one worker's call, because the thread is somebody else's: whoever had them
+/// released within one worker's call, because the thread is the executor's: whoever had them
 /// before has to configure them again anyway, and a thread that leaves them in use costs the
 /// operating system 8 KB at every switch.
 ///
