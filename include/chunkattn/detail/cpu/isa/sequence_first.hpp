@@ -33,6 +33,8 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
   constexpr int group = accumulators / Lines;
+  // Tokens at once: enough sums to keep the multiply-adds busy, and q is loaded once for them.
+  constexpr int together = simd::native_width == 8 && Lines == 4 ? 2 : 1;
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
   constexpr int step_lines = std::max(1, lines_per_row<HeadDim, T> * unrolled / vectors);
@@ -40,24 +42,36 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[accumulators];
     CHUNKATTN_UNROLLED
-    for (int j = 0; j < group; ++j) {
-      const T* const row = block.k[t + j];
-      simd::Float<width> sum[Lines];
+    for (int j = 0; j < group; j += together) {
+      simd::Float<width> sum[together][Lines];
       CHUNKATTN_UNROLLED
-      for (int l = 0; l < Lines; ++l) sum[l] = simd::zero<width>();
+      for (int r = 0; r < together; ++r) {
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < Lines; ++l) sum[r][l] = simd::zero<width>();
+      }
       for (int i = 0; i < HeadDim; i += unrolled * width) {
         CHUNKATTN_UNROLLED
         for (int u = 0; u < unrolled; ++u) {
           const int at = i + u * width;
-          prefetch_some<step_lines, unrolled>(lines, u);
-          const simd::Float<width> key = simd::load_widened<width>(row + at);
+          simd::Float<width> key[together];
           CHUNKATTN_UNROLLED
-          for (int l = 0; l < Lines; ++l)
-            sum[l] = simd::fma(key, simd::load<width>(q[l] + at), sum[l]);
+          for (int r = 0; r < together; ++r) {
+            prefetch_some<step_lines, unrolled>(lines, u);
+            key[r] = simd::load_widened<width>(block.k[t + j + r] + at);
+          }
+          CHUNKATTN_UNROLLED
+          for (int l = 0; l < Lines; ++l) {
+            const simd::Float<width> query = simd::load<width>(q[l] + at);
+            CHUNKATTN_UNROLLED
+            for (int r = 0; r < together; ++r) sum[r][l] = simd::fma(key[r], query, sum[r][l]);
+          }
         }
       }
       CHUNKATTN_UNROLLED
-      for (int l = 0; l < Lines; ++l) sums[l * group + j] = sum[l];
+      for (int r = 0; r < together; ++r) {
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < Lines; ++l) sums[l * group + j + r] = sum[r][l];
+      }
     }
     float reduced[accumulators];
     CHUNKATTN_UNROLLED
@@ -75,6 +89,9 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   ahead = lines;
 }
 
+template <int N>
+using Count = std::integral_constant<int, N>;
+
 /// out[line] = rescale[line] * out[line] + sum over the first `count` tokens of p[line][token] *
 /// V[token].
 template <int ValueDim, int Lines, class T>
@@ -84,10 +101,12 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                     PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   constexpr int vectors = ValueDim / width;
-  constexpr int wide = simd::num_accumulators / Lines;  // vectors of a line held at once
+  // AVX2 has registers for 12 sums of four lines, 3 vectors of V and a weight.
+  constexpr bool four_in_avx2 = simd::native_width == 8 && Lines == 4;
+  // Vectors of a line held at once.
+  constexpr int wide = four_in_avx2 ? 3 : simd::num_accumulators / Lines;
   PrefetchCursor lines = ahead;
-  const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
-                               bool first) CHUNKATTN_LAMBDA {
+  const auto pass = [&]<int N>(Count<N>, int begin, bool first) CHUNKATTN_LAMBDA {
     simd::Float<width> sums[Lines][N];
     CHUNKATTN_UNROLLED
     for (int l = 0; l < Lines; ++l) {
@@ -96,15 +115,22 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
     }
     for (int t = 0; t < count; ++t) {
       const T* const row = block.v[t] + begin;
-      simd::Float<width> weight[Lines];
+      constexpr int held = four_in_avx2 ? N : 1;  // vectors of V
       CHUNKATTN_UNROLLED
-      for (int l = 0; l < Lines; ++l) weight[l] = simd::broadcast<width>(p[l][t]);
-      CHUNKATTN_UNROLLED
-      for (int i = 0; i < N; ++i) {
-        if (first) prefetch_some<lines_per_row<ValueDim, T>, N>(lines, i);
-        const simd::Float<width> value = simd::load_widened<width>(row + i * width);
+      for (int i = 0; i < N; i += held) {
+        simd::Float<width> value[held];
         CHUNKATTN_UNROLLED
-        for (int l = 0; l < Lines; ++l) sums[l][i] = simd::fma(weight[l], value, sums[l][i]);
+        for (int k = 0; k < held; ++k) {
+          if (first) prefetch_some<lines_per_row<ValueDim, T>, N>(lines, i + k);
+          value[k] = simd::load_widened<width>(row + (i + k) * width);
+        }
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < Lines; ++l) {
+          const simd::Float<width> weight = simd::broadcast<width>(p[l][t]);
+          CHUNKATTN_UNROLLED
+          for (int k = 0; k < held; ++k)
+            sums[l][i + k] = simd::fma(weight, value[k], sums[l][i + k]);
+        }
       }
     }
     CHUNKATTN_UNROLLED
@@ -118,10 +144,8 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   constexpr int whole = vectors / wide;
   constexpr int rest = vectors % wide;
   if constexpr (whole > 0)
-    for (int i = 0; i < whole; ++i)
-      pass(std::integral_constant<int, wide>{}, i * wide * width, i == 0);
-  if constexpr (rest > 0)
-    pass(std::integral_constant<int, rest>{}, whole * wide * width, whole == 0);
+    for (int i = 0; i < whole; ++i) pass(Count<wide>{}, i * wide * width, i == 0);
+  if constexpr (rest > 0) pass(Count<rest>{}, whole * wide * width, whole == 0);
   ahead = lines;
 }
 
