@@ -1,4 +1,4 @@
-// What decode attention is compared with. The paged baselines are our own sequence-first kernel on
+// Baselines of decode attention. The paged baselines are our own sequence-first kernel on
 // plans without sharing, so a ratio to them is the algorithm's alone; the naive one stands for code
 // that knows nothing of pages: contiguous K/V per sequence and head, three plain loops.
 #pragma once

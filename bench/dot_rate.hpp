@@ -1,4 +1,4 @@
-// What the processor's dot products do at best, measured; 0 where there are none that kernels use.
+// The peak rate of the processor's dot products, measured; 0 where there are none that kernels use.
 #pragma once
 
 #include <type_traits>

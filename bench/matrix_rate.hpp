@@ -1,4 +1,4 @@
-// What the processor's matrix unit does at best, measured; 0 where there is none.
+// The peak rate of the processor's matrix unit, measured; 0 where there is none.
 #pragma once
 
 #include "chunkattn/chunk_attention.hpp"

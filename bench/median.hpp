@@ -1,4 +1,4 @@
-// What a number of measurements come to, on a machine that others use too.
+// Medians of measurements, on a machine that others use too.
 #pragma once
 
 #include <algorithm>

@@ -48,13 +48,13 @@ int main() {
     }
     beams = std::move(best);
   }
-  Beams anew;  // the same paths for another tenant, who shares nothing: they are computed anew
+  Beams recomputed;  // the same paths for another tenant, who shares nothing
   for (const auto& beam : beams) {
     for (std::size_t p = 30; p < beam.size(); ++p) std::printf("%d ", beam.token(p));
     std::printf("shares %zu of %zu tokens\n", beam.num_shared(), beam.size());
-    anew.push_back(tree.insert(beam.tokens(), {.name_space = {.tenant = 1}}));
+    recomputed.push_back(tree.insert(beam.tokens(), {.name_space = {.tenant = 1}}));
   }
   const auto close = [](float a, float b) { return std::abs(a - b) < 1e-4f; };
-  if (!std::ranges::equal(logits_of(beams), logits_of(anew), close)) return 1;
-  std::puts("the logits of each are those of its path computed anew");
+  if (!std::ranges::equal(logits_of(beams), logits_of(recomputed), close)) return 1;
+  std::puts("the logits of each are those of its path computed again");
 }

@@ -11,7 +11,7 @@ constexpr std::size_t num_blocks = 10;
 
 // What a tree needs of the engine's block manager: the concept ChunkAllocator.
 struct Blocks {
-  std::vector<ChunkIndex>* pool;  // blocks that nobody has
+  std::vector<ChunkIndex>* pool;  // free blocks
   std::size_t share, used = 0;
 
   ChunkIndex allocate() {

@@ -28,7 +28,7 @@ int main() {
   std::vector<float> x, out(std::size_t(view.num_rows * head_dim));  // q, k and v: your model's
   while (x.size() < out.size()) x.push_back(2 * std::sin(float(x.size() * x.size())));
 
-  // Your kernel that writes. A place is page * page_size + offset; forks would ask for view.copies.
+  // Your kernel that writes. A slot is page * page_size + offset; forks would ask for view.copies.
   const auto chunks = BlockTable::slot_mapping(view);
   for (std::size_t row = 0; row < chunks.size(); ++row)
     if (chunks[row] >= 0)  // else its K and V are there already

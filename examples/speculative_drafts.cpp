@@ -41,7 +41,7 @@ std::string write_on(std::string text, std::size_t num_drafts) {
 
     std::string outputs{likeliest(row.output_row())};
     for (const char draft : drafts) {
-      if (draft != outputs.back()) break;  // wrong, and so is what stands behind it
+      if (draft != outputs.back()) break;  // wrong, and so is what stands after it
       outputs += likeliest(row.output_row() + int(outputs.size()));
     }
     auto finished = std::move(step).finish();

@@ -45,10 +45,10 @@ int main() {
     std::printf("%s (computes %zu of %zu words):", spelling[user], chat.num_uncomputed(),
                 chat.size());
     // Another tenant shares nothing: to it the whole conversation is new.
-    auto anew = tree.insert(chat.tokens(), {.name_space = {.tenant = 1}});
+    auto recomputed = tree.insert(chat.tokens(), {.name_space = {.tenant = 1}});
     for (Word word = user; word != stop; std::printf(" %s", spelling[word])) {
       word = next_word(chat);
-      same &= next_word(anew) == word;
+      same &= next_word(recomputed) == word;
     }
     std::puts("");
   };

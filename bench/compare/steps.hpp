@@ -1,4 +1,4 @@
-// What ./dev compare asks of each version of the library.
+// Steps: the interface of ./dev compare to a version of the library.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a step takes on the processor that `replay_bench schedule` simulates. docs/scheduling.md
+// The time of a step on the processor that `replay_bench schedule` simulates. docs/scheduling.md
 // derives the numbers; they are frozen, so that orders stay comparable over commits.
 #pragma once
 

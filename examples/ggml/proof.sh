@@ -60,7 +60,7 @@ if [ -z "${LLAMA_CPP_BUILD:-}" ]; then
   say "building llama.cpp: $programs (some ten minutes on two cores)"
   generator=()
   if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-  # Backends are loaded in such builds only, which know this machine by what they are told of it.
+  # Backends are loaded in such builds only, which know this machine by what they are given of it.
   logged configure_llama cmake -S "$source" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
     -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF $(instruction_sets) \
     -DLLAMA_CURL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
@@ -96,7 +96,7 @@ python3 "$here/check/backend_ops.py" "$folder/test_backend_ops.log" --heads "$he
 say "the plugin beside ggml's own code"
 "$folder/plugin/check_attention" "$plugin" --rounds 1 --quick 2>/dev/null
 
-say "faults: llama.cpp goes on without, and says so"
+say "faults: llama.cpp continues without, and says so"
 bash "$here/check/faults.sh" "$build/bin/test-backend-ops" "$plugin" "$folder/faults"
 
 if [ -z "$quick" ]; then

@@ -265,7 +265,7 @@ std::size_t load(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
                !reader.get(e.kv, kv_bytes(cache, e.entry.num_tokens - e.entry.kv_begin)),
            "malformed entry " + std::to_string(i));
   }
-  refuse(!reader.empty(), "bytes behind the last entry");
+  refuse(!reader.empty(), "bytes after the last entry");
 
   std::size_t loaded = 0;
   for (const Parsed& e : entries) {

@@ -28,7 +28,7 @@ using Cache = chunkattn::KvCache<chunkattn::Cpu, chunkattn::half>;
 constexpr chunkattn::KvCacheOptions geometry{.num_layers = 4, .num_kv_heads = 2, .head_dim = 64};
 
 /// Stands in for a model, or for whatever else brings K/V that no step of ours computes: K/V that
-/// depends on token and position is put where the sequence has its places, then it says so.
+/// depends on token and position is written to the sequence's slots, then it says so.
 void prefill(Tree::Sequence& sequence, Cache& cache) {
   const chunkattn::TokenRange range = sequence.loadable();
   const std::vector<Token> tokens = sequence.tokens();

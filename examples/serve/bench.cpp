@@ -57,7 +57,7 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                  a.chunks, 0, 1 << 30);
   options.choice("--sharing", {"token", "chunk"},
                  "what the tree shares: any prefix, or whole chunks", a.sharing);
-  options.choice("--preempt", {"recompute", "swap"}, "what becomes of K/V that has to make room",
+  options.choice("--preempt", {"recompute", "swap"}, "what happens to K/V of a preempted request",
                  a.preempt);
   options.choice("--order", {"fcfs", "cache"},
                  "who joins next: the first that came, or who shares most with those that run",
@@ -132,7 +132,7 @@ EngineOptions engine_options(const Arguments& a, const Model& model,
 class Progress {
  public:
   explicit Progress(std::size_t requests) : requests_(requests) {}
-  void tell(double wall, double now, std::size_t arrived, std::size_t ended) {
+  void update(double wall, double now, std::size_t arrived, std::size_t ended) {
     if (wall < next_) return;
     next_ = wall + (terminal_ ? 0.5 : 10);
     fmt::print(stderr, "{}{:6.1f} s  {} of {} arrived, {} done{}", terminal_ ? "\r" : "", now,
@@ -244,7 +244,7 @@ int bench(int argc, char** argv) {
                {.max_seconds = arguments.max_seconds,
                 .clock = clock,
                 .progress = [&](double now, std::size_t arrived, std::size_t ended) {
-                  progress.tell(clock() - start, now, arrived, ended);
+                  progress.update(clock() - start, now, arrived, ended);
                 }});
   progress.end();
   print_report(*engine, report);

@@ -5,7 +5,7 @@ namespace serve {
 
 /// serve bench: a load of requests with times of arrival, and how they fared.
 int bench(int argc, char** argv);
-/// serve generate: the texts that a list of prompts goes on with, all in one batch.
+/// serve generate: continues a list of prompts, all in one batch.
 int generate(int argc, char** argv);
 /// serve run: serves a model over HTTP.
 int run(int argc, char** argv);

@@ -249,7 +249,7 @@ bool logits_agree(const EngineStats& stats) {
 
 Arguments read_arguments(int argc, char** argv, bool& help) {
   Arguments a;
-  examples::Options options("serve generate", "goes on with many prompts at once, greedily");
+  examples::Options options("serve generate", "continues many prompts at once, greedily");
   a.model.add_to(options);
   options.texts("--prompt", "TEXT", "a prompt; may be given several times", a.prompts);
   options.text("--prompts", "FILE.json",
@@ -322,7 +322,7 @@ int generate_on(Communicator& ranks, const Arguments& arguments) {
         "         weights are bf16: texts that were recorded with fp32 need --weights fp32\n");
   print_stats(*engine, seconds);
   // In fp16 a near tie may fall the other way and the text go on differently: there the logits are
-  // what is judged.
+  // what is checked.
   const bool good = options.on_gpu ? logits_agree(engine->stats()) || !arguments.check : wrong == 0;
   return good ? 0 : 1;
 }

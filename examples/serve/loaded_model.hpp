@@ -15,7 +15,7 @@
 
 namespace serve {
 
-/// What all commands that run a model are told about it.
+/// Options of all commands that run a model.
 struct ModelArguments {
   std::string model;      ///< a GGUF file or a llama2.c checkpoint
   std::string tokenizer;  ///< of a checkpoint

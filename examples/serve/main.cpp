@@ -15,7 +15,7 @@ struct Command {
 
 constexpr Command commands[] = {
     {"bench", "runs a load of requests, and says how they fared", serve::bench},
-    {"generate", "goes on with a list of prompts, all in one batch", serve::generate},
+    {"generate", "continues a list of prompts, all in one batch", serve::generate},
 #ifdef SERVE_HAVE_SERVER
     {"run", "serves a model over HTTP, as OpenAI's API has it", serve::run},
 #endif

@@ -57,7 +57,7 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.number("--kv-mib", "N", "MiB of K/V", a.kv_mib, 1, 1 << 30);
   options.number("--chunks", "N", "chunks of K/V; 0: as --kv-mib says", a.chunks, 0, 1 << 30);
   options.number("--chunk-size", "N", "tokens of a chunk: 8, 16, 32 or 64", a.chunk_size, 8, 64);
-  options.choice("--preempt", {"swap", "recompute"}, "what becomes of K/V that must make room",
+  options.choice("--preempt", {"swap", "recompute"}, "what happens to K/V of a preempted request",
                  a.preempt);
   options.choice("--order", {"fcfs", "cache"},
                  "who joins next: the first that came, or who shares most with those that run",
@@ -71,15 +71,16 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                  a.tier_stored);
   options.number("--step-tokens", "N", "most tokens of prompts in a step, which takes about 0.1 s",
                  a.step_tokens, 1, 1 << 20);
-  options.number("--max-requests", "N", "that wait or run; others are told to come again",
+  options.number("--max-requests", "N", "that wait or run; others get a 503 with Retry-After",
                  a.max_requests, 1, 1 << 20);
   options.number("--max-choices", "N", "the most that n may be", a.max_choices, 1, 128);
   options.number("--max-connections", "N", "at once", a.max_connections, 1, 400);
   options.number("--max-body-kib", "N", "KiB of a request", a.max_body_kib, 1, 1 << 20);
   options.number("--timeout", "SECONDS", "the longest that a request may take",
                  a.service.request_seconds, 0.0, 1e9);
-  options.number("--max-wait", "SECONDS", "for room, before a request is told to come again",
-                 a.service.wait_seconds, 0.0, 1e9);
+  options.number("--max-wait", "SECONDS",
+                 "for memory, before a request gets a 503 with Retry-After", a.service.wait_seconds,
+                 0.0, 1e9);
   options.number("--drain", "SECONDS", "that requests have to end at SIGTERM; a second ends them",
                  a.drain_seconds, 0, 1 << 20);
   options.text("--kv-events", "ADDRESS",
@@ -92,7 +93,7 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.flag("--kv-salted", "publishes the tokens of tenants with a salt, too", a.kv_salted);
   options.flag("--tree-texts", "/ and /tree show how all texts begin to who has the key",
                a.http.tree_texts);
-  options.flag("--hide-cached", "clients are not told how much of their prompts was cached",
+  options.flag("--hide-cached", "replies leave out how much of their prompts was cached",
                a.http.hides_cached);
   options.flag("--quiet", "no line for each request", a.quiet);
   help = !options.parse(argc, argv);
@@ -161,7 +162,7 @@ TierOptions tier_options(const Arguments& arguments, const Model& model) {
   if (arguments.tier_stored == "e4m3") tiers.stored = TierOptions::Stored::e4m3;
   if (tiers.memory_bytes > 0 || !tiers.directory.empty())
     tiers.model = model_text(arguments.model, model);
-  tiers.followed = !arguments.kv_events.empty();
+  tiers.published = !arguments.kv_events.empty();
   return tiers;
 }
 
@@ -304,7 +305,7 @@ int run(int argc, char** argv) {
                     !arguments.http.api_key.empty());
 
   wait_for_the_end(signals, service);
-  if (!service.failure().empty()) {  // clients, and the page, have time to be told
+  if (!service.failure().empty()) {  // clients, and the page, have time to see it
     const timespec two_seconds{2, 0};
     sigtimedwait(&signals, nullptr, &two_seconds);
   }

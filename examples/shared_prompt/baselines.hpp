@@ -1,4 +1,4 @@
-// What ours is compared with. All of it reads the same K/V values and answers the same queries.
+// Baselines. All of them read the same K/V values and answer the same queries.
 //
 // - naive: K/V of each sequence dense, [sequence][head][token][head_dim], no sharing; scores, then
 //   softmax, then the weighted sum, each a pass of its own.
@@ -8,7 +8,7 @@
 // tree:
 //   memory is shared, but every sequence reads the shared pages for itself.
 //
-// The paged ones differ from ours by the plan alone: one segment for each row, shared with nobody.
+// The paged ones differ from ours by the plan alone: one segment for each row, never shared.
 #pragma once
 
 #include <algorithm>

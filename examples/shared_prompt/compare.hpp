@@ -57,7 +57,7 @@ struct MemoryReport {
     const auto b = static_cast<double>(requests);
     return 1 / (1 - sharing() * (b - 1) / b);
   }
-  /// Places that alignment to chunks leaves unused, as a part of all tokens, and the bound on it.
+  /// Slots that alignment to chunks leaves unused, as a part of all tokens, and the bound on it.
   [[nodiscard]] double waste() const {
     return (static_cast<double>(chunks) * chunk_size - static_cast<double>(stored_tokens)) /
            static_cast<double>(tokens);
@@ -110,7 +110,7 @@ MemoryReport measure_memory(const Moment<T>& moment) {
   report.requests = static_cast<std::size_t>(plan.num_rows);
   report.chunk_size = plan.chunk_size;
   std::set<chunkattn::ChunkIndex> chunks;
-  std::set<std::pair<chunkattn::ChunkIndex, std::int32_t>> places;
+  std::set<std::pair<chunkattn::ChunkIndex, std::int32_t>> slots;
   for (std::int32_t row = 0; row < plan.num_rows; ++row) {
     const auto kv_len = static_cast<std::size_t>(plan.row_kv_len[row]);
     report.tokens += kv_len;
@@ -119,14 +119,14 @@ MemoryReport measure_memory(const Moment<T>& moment) {
                               static_cast<std::size_t>(plan.chunk_size);
     for (const chunkattn::Piece& piece : path_pieces(plan, row)) {
       chunks.insert(piece.chunk);
-      for (std::int32_t i = 0; i < piece.length; ++i) places.insert({piece.chunk, piece.begin + i});
+      for (std::int32_t i = 0; i < piece.length; ++i) slots.insert({piece.chunk, piece.begin + i});
     }
   }
   for (std::int32_t s = 0; s < plan.num_segments; ++s)
     if (plan.num_rows > 1 && plan.segments[s].num_sequences == plan.num_rows)
       report.common_tokens += static_cast<std::size_t>(plan.segments[s].length);
   report.chunks = chunks.size();
-  report.stored_tokens = places.size();
+  report.stored_tokens = slots.size();
   const double chunk_bytes = 2.0 * plan.chunk_size * moment.kv.num_kv_heads * moment.kv.head_dim *
                              static_cast<double>(sizeof(T));
   report.bytes_shared = chunk_bytes * static_cast<double>(report.chunks);
@@ -137,8 +137,8 @@ MemoryReport measure_memory(const Moment<T>& moment) {
 /// Errors of every variant against the oracle, for kernels that round like `rounding`, row by row
 /// on all threads.
 template <class T>
-void judge(chunkattn::ThreadPool& executor, const Moment<T>& moment, chunkattn::Rounding rounding,
-           std::vector<Variant>& variants) {
+void compare_with_oracle(chunkattn::ThreadPool& executor, const Moment<T>& moment,
+                         chunkattn::Rounding rounding, std::vector<Variant>& variants) {
   const std::size_t row_size = moment.q.size() / static_cast<std::size_t>(moment.plan.num_rows);
   std::vector<std::vector<chunkattn::OracleReport>> reports(
       static_cast<std::size_t>(moment.plan.num_rows));
@@ -269,7 +269,7 @@ CompareReport compare(chunkattn::ThreadPool& executor,
                          : variant.floor_ms == from_cache ? "cache read"
                                                           : "arithmetic";
   }
-  judge(executor, moment, chunkattn::rounding_of<T>(attention), variants);
+  compare_with_oracle(executor, moment, chunkattn::rounding_of<T>(attention), variants);
   for (Variant& variant : variants) variant.run = nullptr;  // what it refers to goes away
   return report;
 }

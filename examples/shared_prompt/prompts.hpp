@@ -1,4 +1,4 @@
-// What the 32 users say: a system prompt that all requests begin with, and for each request the
+// Prompts of 32 users: a system prompt that all requests begin with, and for each request the
 // user's turn and the reply that is "generated" (there is no model behind this example).
 #pragma once
 

@@ -28,7 +28,7 @@ inline void print_memory(const MemoryReport& m) {
       "{} times less memory. {} of {:.0f} tokens are common to all: r = {:.3f}. The paper expects "
       "1/(1-r) = {:.1f} times for many sequences, which is {:.1f} for {}; what smaller groups "
       "share "
-      "comes on top, places left empty in chunks come off. Empty places: {:.2f} % of all tokens; "
+      "comes on top, slots left empty in chunks come off. Empty slots: {:.2f} % of all tokens; "
       "the paper's bound (c-1)/n is {:.2f} %.",
       examples::bold(fmt::format("{:.1f}", m.ratio())), examples::grouped(m.common_tokens),
       m.mean_length(), m.sharing(), m.paper_limit(), m.paper_at_batch(), m.requests,

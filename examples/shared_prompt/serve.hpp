@@ -182,7 +182,7 @@ class Server {
     });
   }
 
-  /// What is "sampled" is the reply's next token; behind its last one the model says the end.
+  /// What is "sampled" is the reply's next token; after its last one the model says the end.
   void commit(typename Tree::Finished finished, const std::vector<Job>& jobs) {
     for (const chunkattn::ScheduledSequence& row : finished.rows()) {
       Live& one = *in_step_[static_cast<std::size_t>(row.index)];

@@ -1,4 +1,4 @@
-// What the command line says.
+// Settings: the values of the command line.
 #pragma once
 
 #include <string>

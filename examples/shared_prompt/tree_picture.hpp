@@ -52,7 +52,7 @@ class TreePicture {
     const auto& children = children_[static_cast<std::size_t>(index)];
     const auto& ends = ends_[static_cast<std::size_t>(index)];
     const bool leaf = children.empty() && ends.size() == 1;
-    // What a segment holds: of places reserved for later, only those that are in use.
+    // What a segment holds: of slots reserved for later, only those that are in use.
     std::int32_t tokens = 0;
     std::set<chunkattn::ChunkIndex> chunks;
     const std::int32_t kv_len = longest_row(segment);

@@ -38,7 +38,7 @@ class DeviceLines {
 
   std::span<chunkattn::half> upload(std::span<const float> values) {
     const std::size_t count = lines(values.size());
-    host_.assign(count * padded_, chunkattn::half{});  // zeros behind every line
+    host_.assign(count * padded_, chunkattn::half{});  // zeros after every line
     for (std::size_t l = 0; l < count; ++l)
       for (std::size_t i = 0; i < width_; ++i)
         host_[l * padded_ + i] = chunkattn::to_half(values[l * width_ + i]);
@@ -118,7 +118,7 @@ class CudaAttentionOf final : public CudaAttention {
     limits.max_partial_rows = shape.max_rows + 1024;  // decode steps have few rows
     return limits;
   }
-  // The scale is that of the model's heads; the zeros behind them add nothing to q·k.
+  // The scale is that of the model's heads; the zeros after them add nothing to q·k.
   static chunkattn::CudaOptions options(const CudaShape& shape, bool share) {
     chunkattn::CudaOptions options;
     options.sm_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));

@@ -1,5 +1,5 @@
-// What the machine can do at best, measured: read bandwidth and fused multiply-adds. Every kernel's
-// time is held against these.
+// The machine's limits, measured: read bandwidth and fused multiply-adds. Every kernel's time is
+// compared with these.
 #pragma once
 
 #include <chrono>

@@ -88,7 +88,7 @@ class Options {
     } catch (const CLI::CallForHelp&) {
       fmt::print("{}", app_.help());
       return false;
-    } catch (const CLI::ArgumentMismatch&) {  // the last option has no value behind it
+    } catch (const CLI::ArgumentMismatch&) {  // the last option has no value after it
       throw UsageError(fmt::format("{}: expected a value", argv[argc - 1]));
     } catch (const CLI::ParseError& error) {
       throw UsageError(error.what());

@@ -48,7 +48,7 @@ class OutputFile {
     std::error_code error;
     if (exists) target_ = std::filesystem::canonical(path_, error).string();
     if (error) fail(error.value());
-    for (int n = 0; file_ < 0; ++n) {  // a name that nobody has
+    for (int n = 0; file_ < 0; ++n) {  // a name that is not taken
       part_ = target_ + "." + std::to_string(::getpid()) + "-" + std::to_string(n) + ".part";
       file_ = ::open(part_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
       if (file_ >= 0) break;
@@ -76,7 +76,7 @@ class OutputFile {
     }
   }
 
-  /// All is written: puts it in its place.
+  /// All is written: renames it to its name.
   void commit() {
     if (!part_.empty() && ::fsync(file_) != 0) fail(errno);
     if (::close(std::exchange(file_, -1)) != 0) fail(errno);

@@ -1,4 +1,4 @@
-// What stdout is looked at with: what may be printed follows from that.
+// Properties of the terminal that stdout is, if it is one.
 #pragma once
 
 #include <sys/ioctl.h>

@@ -24,7 +24,7 @@ using namespace chunkattn;
 using Token = std::int32_t;
 using Tree = PrefixTree<Token, 64, PoolAllocator, Lru>;
 using Cache = KvCache<Cpu, half>;
-using Below = Tiers<Tree, Cache>;
+using TreeTiers = Tiers<Tree, Cache>;
 constexpr KvCacheOptions geometry{.num_layers = 30, .num_kv_heads = 3, .head_dim = 64};
 
 float value_of(Token token, int position) {
@@ -55,11 +55,11 @@ struct Turn {
 Turn answer(const std::vector<Token>& chat, const std::string& socket, pid_t kill = 0) {
   Tree tree;
   Cache cache(tree, geometry);
-  Below below(tree, cache, {std::make_shared<examples::RedisTier>(socket)},
-              {.model = "toy", .max_prefetched = 1});
+  TreeTiers tiers(tree, cache, {std::make_shared<examples::RedisTier>(socket)},
+                  {.model = "toy", .max_prefetched = 1});
   auto sequence = tree.insert(chat);
   const auto start = std::chrono::steady_clock::now();
-  auto load = below.load(sequence);
+  auto load = tiers.load(sequence);
   while (load.poll(sequence))
     if (kill != 0 && sequence.num_written() > 0) {
       ::kill(kill, SIGKILL);
@@ -75,8 +75,8 @@ Turn answer(const std::vector<Token>& chat, const std::string& socket, pid_t kil
   each(sequence, rest, cache, [](half& element, half is) { element = is; });
   sequence.mark_loaded(rest);
   sequence.leave();
-  below.store_all();
-  below.flush();
+  tiers.store_all();
+  tiers.flush();
   return turn;
 }
 

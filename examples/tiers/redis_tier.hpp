@@ -18,7 +18,7 @@
 namespace examples {
 
 /// One connection, made when it is needed and again after a failure, but not more often than each
-/// second: while Redis is gone, nobody waits for it. Every call ends within the timeout.
+/// second: while Redis is gone, no call waits for it. Every call ends within the timeout.
 class RedisTier final : public chunkattn::TierStore {
  public:
   /// \param socket  the path of a Unix socket
@@ -62,7 +62,7 @@ class RedisTier final : public chunkattn::TierStore {
     const std::lock_guard lock(mutex_);
     if (!connection_ && !connect()) return nullptr;
     Reply reply(static_cast<redisReply*>(redisCommand(connection_.get(), format, args...)));
-    if (!reply) connection_ = nullptr;  // too slow, or gone: the next call begins anew
+    if (!reply) connection_ = nullptr;  // too slow, or gone: the next call connects again
     return reply;
   }
   bool connect() {

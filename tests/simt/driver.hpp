@@ -1,4 +1,4 @@
-// What the fake CUDA driver of runtime.hpp keeps: two devices with their memory and kernels,
+// The state of the fake CUDA driver of runtime.hpp: two devices with their memory and kernels,
 // streams, events, and the rules of captures.
 #pragma once
 

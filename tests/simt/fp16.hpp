@@ -1,4 +1,4 @@
-// What the backend sees of cuda_fp16.h: another type of the same bits as half.
+// The part of cuda_fp16.h that the backend uses: another type of the same bits as half.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What the blocks of a launch write for one another, and whether a reader may know of it: a word
-// that another block wrote is there for sure only where that block released something after it, and
-// the reader's acquired that before.
+// LaunchMemory: what the blocks of a launch write for one another, and whether a reader may rely on
+// it: a word that another block wrote is there for sure only where that block released something
+// after it, and the reader's acquired that before.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What goes wrong around the tree in the engine simulation: memory runs out at any allocation, and
+// Faults around the tree in the engine simulation: memory runs out at any allocation, and
 // the allocator of chunks throws, gives none where it said that there are, or answers with a chunk
 // that is not free or does not exist.
 #pragma once

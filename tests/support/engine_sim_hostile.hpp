@@ -1,6 +1,6 @@
-// What a network may do to the events of the engine simulation's tree: damage them, repeat them,
-// bring those of another tree. A mirror refuses such an event and is as before, or takes it over as
-// a plain list of spans does; one that refuses all of them goes on with what the tree tells.
+// Hostile events for mirrors of the engine simulation's tree: damaged, repeated, or of another
+// tree. A mirror refuses such an event and is as before, or applies it as a plain list of spans
+// does; one that refuses all of them continues with the tree's own.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 
 namespace test {
 
-/// Spans as told, looked through one by one.
+/// Spans as published, looked through one by one.
 template <class Token>
 class PlainSpans {
  public:

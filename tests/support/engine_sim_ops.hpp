@@ -1,5 +1,5 @@
-// What an engine does with sequences between steps: each operation is drawn, predicted, applied and
-// compared.
+// Operations of an engine on sequences between steps: each operation is drawn, predicted, applied
+// and compared.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What stands for K/V memory in tests of the tree: one number per (chunk, offset), the hash of the
+// ShadowMemory: K/V memory in tests of the tree: one number per (chunk, offset), the hash of the
 // token path that was written there. Whatever is shared wrongly, read before it was written,
 // overwritten, moved or freed too early is a wrong number.
 #pragma once
@@ -71,7 +71,8 @@ struct ShadowMemory {
   }
 };
 
-/// A user's own allocator: a pool that turns what is freed into garbage, and lies when told to.
+/// A user's own allocator: a pool that turns what is freed into garbage, and lies where a test
+/// wants it.
 struct ShadowAllocator {
   PoolAllocator pool;
   ShadowMemory* memory = nullptr;

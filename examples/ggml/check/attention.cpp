@@ -34,7 +34,7 @@ struct Case {
   int streams = 1;
 };
 
-/// Decoding: each row sees the shared cells, and of those behind them every so-and-so-many-th.
+/// Decoding: each row sees the shared cells, and of those after them every so-and-so-many-th.
 Case decode(const char* name, int rows, int shared, int own, ggml_type type, int head_dim = 128,
             int heads = 32, int kv_heads = 8) {
   const int cells = (shared + rows * own + 255) / 256 * 256;
@@ -73,8 +73,8 @@ std::vector<Case> cases(bool quick) {
       streams("32 streams of 512", 32, 512, f16),
       prompt("512 of a prompt", 512, 0, f16),
       prompt("512 of a prompt", 512, 0, GGML_TYPE_F32),
-      prompt("512 behind 3584", 512, 3584, f16),
-      prompt("512 behind 1536, window 1024", 512, 1536, f16, 1024),
+      prompt("512 after 3584", 512, 3584, f16),
+      prompt("512 after 1536, window 1024", 512, 1536, f16, 1024),
       decode("decode 32, 1024 shared, heads of 64", 32, 1024, 64, f16, 64, 9, 3),
       decode("decode 32, 1024 shared, heads of 112", 32, 1024, 64, f16, 112),  // copied to 128
       decode("decode 1, 4096 tokens, heads of 112", 1, 4096, 64, f16, 112),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# faults.sh PROGRAM PLUGIN FOLDER: a program of llama.cpp that is told of a plugin which is missing, no library,
-# no backend, of another version of ggml or of its interface, or for another processor: it goes on without the
+# faults.sh PROGRAM PLUGIN FOLDER: a program of llama.cpp that is given a plugin which is missing, no library,
+# no backend, of another version of ggml or of its interface, or for another processor: it continues without the
 # plugin and says why.
 set -euo pipefail
 program=$1

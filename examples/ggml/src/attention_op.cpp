@@ -164,7 +164,7 @@ const MaskForest& AttentionOp::forest_of(const ggml_tensor& node) {
 }
 
 // Queries as [streams][rows][heads][head_dim]: where they are, if they lie so, else copies, with
-// zeros behind those of shorter heads.
+// zeros after those of shorter heads.
 const float* AttentionOp::queries_of(const ggml_tensor& q, int head_dim) {
   const std::int64_t dim = q.ne[0], rows = q.ne[1], heads = q.ne[2], streams = q.ne[3];
   const auto* const data = static_cast<const float*>(q.data);

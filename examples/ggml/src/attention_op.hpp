@@ -41,7 +41,7 @@ class AttentionOp {
   [[nodiscard]] const Totals& totals() const noexcept { return totals_; }
 
  private:
-  struct Known {  // a mask by its place: a model may have several, for layers of several kinds
+  struct Known {  // a mask by its address: a model may have several, for layers of several kinds
     const void* mask = nullptr;
     std::uint64_t last_use = 0;
     MaskForest forest;

@@ -116,11 +116,11 @@ void get_props(ggml_backend_dev_t, ggml_backend_dev_props* props) {
 }
 
 /// Says once for each reason that an attention is left to ggml.
-void tell_declined(const char* reason) {
+void log_declined(const char* reason) {
   static std::mutex mutex;
-  static std::set<std::string_view> told;
+  static std::set<std::string_view> logged;
   const std::lock_guard guard(mutex);
-  if (told.insert(reason).second)
+  if (logged.insert(reason).second)
     GGML_LOG_WARN("%s: an attention is left to ggml's own code: %s\n", name, reason);
 }
 
@@ -134,7 +134,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* node) {
       return true;
     case GGML_OP_FLASH_ATTN_EXT:
       if (const char* const reason = plugin::reason_to_decline(*node)) {
-        tell_declined(reason);
+        log_declined(reason);
         return false;
       }
       return true;
@@ -187,13 +187,13 @@ ggml_backend_reg_t registry() {
 
 }  // namespace
 
-/// 0 where the processor lacks what kernels were compiled for: ggml then goes on without.
+/// 0 where the processor lacks what kernels were compiled for: ggml then continues without.
 extern "C" __attribute__((visibility("default"))) int ggml_backend_score() {
   return plugin::kernels_run_here() ? 1 : 0;
 }
 
 /// The registry, or null for another version of ggml than this was compiled with: ggml then says
-/// that it goes on without.
+/// that it continues without.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
   constexpr std::size_t version = sizeof "built for ggml " - 1;
   if (std::strcmp(ggml_version(), built_for + version) != 0) {

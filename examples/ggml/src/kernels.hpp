@@ -1,4 +1,4 @@
-// Which kernels the plugin has: head sizes are those that CMake was told of.
+// Kernels of the plugin, for the head sizes that CMake was given.
 #pragma once
 
 #include <chunkattn/attention_options.hpp>
@@ -12,7 +12,7 @@
 namespace plugin {
 
 /// Attention over K and V of float, half or bfloat16 for heads of `size`, one of head_sizes(), on
-/// `workers`, which must outlive it. Variants: NoVariant, Sinks and MaskTable, the last two behind
+/// `workers`, which must outlive it. Variants: NoVariant, Sinks and MaskTable, the last two after
 /// a SoftCap, too.
 /// \throws chunkattn::InvalidArgument for another size
 [[nodiscard]] std::unique_ptr<chunkattn::AnyAttention> make_attention(

@@ -36,8 +36,8 @@ std::uint64_t key_of(std::uint64_t number) noexcept {
   return number ^ number >> 31;
 }
 
-// A set with at most so many cells, and of almost all rows of the segment above it, goes on in that
-// segment: what the other rows skip there costs less than a segment of its own.
+// A set with at most so many cells, and of almost all rows of the segment above it, continues in
+// that segment: what the other rows skip there costs less than a segment of its own.
 constexpr int max_joined_cells = 64;
 constexpr int max_left_rows = 63;
 
@@ -170,7 +170,7 @@ bool MaskForest::find_sets(const MaskView& mask, int stream) {
     const std::uint64_t signature = signatures_[static_cast<std::size_t>(c)];
     const int begin = c;
     while (c < mask.cells && signatures_[static_cast<std::size_t>(c)] == signature) ++c;
-    if (signature == 0) continue;  // nobody sees it
+    if (signature == 0) continue;  // no row sees it
     const auto [at, is_new] = known.try_emplace(signature, static_cast<int>(sets_.size()));
     if (is_new) sets_.push_back({});
     Set& set = sets_[static_cast<std::size_t>(at->second)];

@@ -35,11 +35,11 @@ struct MaskView {
 };
 
 /// The plan of a mask: kept for as long as masks have the same bits, through all layers of a step.
-/// Chunk s of the plan is stream s, with `cells` token places; row s * rows + r is row r of it.
+/// Chunk s of the plan is stream s, with `cells` token slots; row s * rows + r is row r of it.
 class MaskForest {
  public:
   /// Makes the plan of `mask`, unless it is that of the last call.
-  /// \returns whether it was made anew
+  /// \returns whether it was rebuilt
   bool update(const MaskView& mask);
 
   /// The plan; valid until the next update().

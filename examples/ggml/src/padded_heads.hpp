@@ -1,5 +1,5 @@
-// Heads of a size without kernels: K, V and queries with zeros behind them, for kernels of longer
-// heads. Zeros add nothing to q.k, and outputs behind the last element of V are dropped.
+// Heads of a size without kernels: K, V and queries with zeros after them, for kernels of longer
+// heads. Zeros add nothing to q.k, and outputs after the last element of V are dropped.
 #pragma once
 
 #include <ggml.h>

@@ -12,7 +12,7 @@
 
 namespace plugin {
 
-/// An Executor (chunkattn/executor.hpp) of as many threads as ggml was told to use.
+/// An Executor (chunkattn/executor.hpp) of as many threads as ggml was given.
 class Workers {
  public:
   [[nodiscard]] int concurrency() const noexcept { return count_; }

@@ -20,7 +20,7 @@ def _colour(node, most):
 
 def tree_svg(tree, token_text=str, max_tokens=16):
     """An SVG of the tree: a node's width is its share of the longest path, its height that of the
-    branches behind it; the more sequences have it, the warmer its colour. Grey nodes are cached.
+    branches after it; the more sequences have it, the warmer its colour. Grey nodes are cached.
 
     token_text: what stands for a token, `tokenizer.decode` for instance.
     """

@@ -1,4 +1,4 @@
-// Which kernels the package has: head sizes and types are those that CMake was told of.
+// Kernels of the package, for the head sizes and types that CMake was given.
 #pragma once
 
 #include <chunkattn/attention_options.hpp>

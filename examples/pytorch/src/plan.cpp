@@ -118,7 +118,7 @@ void bind_plan(nb::module_& module) {
            "The plan of an open step. Earlier views of this plan go out of date.")
       .def_prop_ro(
           "num_rebuilds", [](const Plan& p) { return p.plan.num_rebuilds(); },
-          "How often build() has made the arrays anew.");
+          "How often build() has rebuilt the arrays.");
 }
 
 }  // namespace binding

@@ -1,4 +1,4 @@
-// What all parts of the binding say to Python: tokens, arrays, and the parts themselves.
+// Conversions that all parts of the binding share: tokens, arrays, and the parts themselves.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -135,7 +135,7 @@ void bind_step(nb::module_& module) {
           "commit_all",
           [](Finished& f, nb::handle outputs) { f.open().commit(tokens_of(outputs, "outputs")); },
           "outputs"_a, "Commits one token for each of rows().")
-      .def("drop", [](Finished& f) { f.step.reset(); }, "Gives up what was not committed.");
+      .def("drop", [](Finished& f) { f.step.reset(); }, "Discards what was not committed.");
   nb::class_<InFlight>(module, "InFlight", "A step that is queued on a device.")
       .def(
           "finished", [](InFlight& s) { return Finished{taken(s.step, "step").finish()}; },
@@ -143,7 +143,7 @@ void bind_step(nb::module_& module) {
   nb::class_<Step>(module, "Step", "An open step. Deleting it cancels it.")
       .def("add", &add, "sequence"_a, "max_tokens"_a = nb::none(), nb::kw_only(),
            "drafts"_a = nb::none(), "num_drafts"_a = 0, "parents"_a = nb::none(),
-           "Adds the next tokens of a sequence that are not computed, and drafts behind them.")
+           "Adds the next tokens of a sequence that are not computed, and drafts after them.")
       .def("add_all", &add_all, "sequences"_a, "max_tokens"_a = nb::none(),
            "Adds the next tokens of many sequences: of all or of none.")
       .def_prop_ro("num_rows", [](Step& s) { return s.open().num_rows(); })

@@ -149,12 +149,12 @@ void bind_tree(nb::module_& module) {
   tree.attr("chunk_size") = Tree::chunk_size;
   tree.def(
           "__init__",
-          [](Tree* place, std::optional<std::size_t> max_chunks, const std::string& retention,
+          [](Tree* memory, std::optional<std::size_t> max_chunks, const std::string& retention,
              bool learns, std::optional<std::size_t> high_watermark,
              std::optional<std::size_t> low_watermark, std::size_t max_pinned,
              const std::string& sharing, int min_run) {
-            new (place) Tree(make_tree(max_chunks, retention, learns, high_watermark, low_watermark,
-                                       max_pinned, sharing, min_run));
+            new (memory) Tree(make_tree(max_chunks, retention, learns, high_watermark,
+                                        low_watermark, max_pinned, sharing, min_run));
           },
           "max_chunks"_a = nb::none(), nb::kw_only(), "retention"_a = "lru", "learns"_a = false,
           "high_watermark"_a = nb::none(), "low_watermark"_a = nb::none(), "max_pinned"_a = 0,

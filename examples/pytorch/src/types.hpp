@@ -1,4 +1,4 @@
-// What Python's objects stand for: the library's types with their parameters filled in.
+// Types of Python's objects: the library's types with their parameters filled in.
 #pragma once
 
 #include <chunkattn/attention_plan.hpp>

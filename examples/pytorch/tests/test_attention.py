@@ -310,10 +310,10 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(second.num_cached, 80)
         self.assertEqual((first.num_shared, second.num_shared), (80, 80))
         self.assertEqual(tree.insert(range(100), tenant=1).num_cached, 0)
-        twin = first.fork(50)
-        self.assertEqual(len(twin), 50)
-        twin.truncate(20)
-        self.assertEqual(len(twin), 20)
+        fork = first.fork(50)
+        self.assertEqual(len(fork), 50)
+        fork.truncate(20)
+        self.assertEqual(len(fork), 20)
         tree.check_invariants()
 
     def test_who_comes_back_is_counted_apart(self):

@@ -464,7 +464,7 @@ class GeneratorTest(unittest.TestCase):
             gc.enable()
 
     def test_events(self):
-        """step() tells of what was submitted; generate() and stream() leave nothing behind."""
+        """step() reports what was submitted; generate() and stream() leave nothing in it."""
         generator = Generator(self.model)
         request = generator.submit([1, 2], max_new_tokens=3, eos_token_id=None)
         self.assertIsNone(request.finish_reason)

@@ -164,7 +164,7 @@ def main():
             path = str(pathlib.Path(folder) / f"{name}.gguf")
             wrong += compare(arguments.serve, path, trained(name, corpus, path), texts, name)
         path = str(pathlib.Path(folder) / "sentence_piece.gguf")
-        plain = [text.replace("<s>", "") for text in texts]  # behind it the package adds no space
+        plain = [text.replace("<s>", "") for text in texts]  # after it the package adds no space
         wrong += compare(arguments.serve, path, trained_sentence_piece(corpus, path), plain, "SentencePiece")
     return wrong
 

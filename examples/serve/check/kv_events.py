@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A follower of `serve run --kv-events` that knows nothing but the format that vLLM publishes.
+"""A subscriber of `serve run --kv-events` that knows nothing but the format that vLLM publishes.
 
 usage: kv_events.py SERVE [--requests N] [--seed S]      needs the packages msgspec and pyzmq
 
 Clients send requests, one in ten with a salt, to a server with few chunks, so that cache is evicted all the time,
-to little host memory and a small directory. The follower hears of stored and removed blocks of each medium; it loses
+to little host memory and a small directory. The subscriber gets stored and removed blocks of each medium; it loses
 one message in 30, and asks for what it missed. After each third of the requests it must hold exactly the server's
 set of full chunks (/kv_chunks, which the server finds by matching, not from its events), of the medium DISK the
 blocks that the files say they are of, and nothing of a tenant with a salt. Between the thirds the server is killed
-and starts again with the same directory (of whose files only those that were looked for are told again), then it is
-told to end and starts again with another one, and with fewer messages kept than the follower will miss."""
+and starts again with the same directory (of whose files only those that were looked for are published again), then it is
+terminated and starts again with another one, and with fewer messages kept than the subscriber will miss."""
 import argparse
 import json
 import os
@@ -59,7 +59,7 @@ class KVEventBatch(msgspec.Struct, array_like=True):
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
-class Follower:
+class Subscriber:
     """Of each medium the blocks by their hashes: (the hash before, tokens)."""
 
     def __init__(self, port, rng):
@@ -72,7 +72,7 @@ class Follower:
         self.rng = rng
         self.media, self.last = {medium: {} for medium in MEDIA}, -1
         self.loses = True
-        self.names = {}  # all blocks that it ever heard of: a slow medium may lose what another block continues
+        self.names = {}  # all blocks that it ever got: a slow medium may lose what another block extends
         self.counts = dict.fromkeys(["messages", "lost", "replays", "cleared"], 0)
         self.counts |= dict.fromkeys([f"{what} in {m}" for m in MEDIA for what in ("stored", "removed")], 0)
 
@@ -91,7 +91,7 @@ class Follower:
                 self.apply(number, payload)
 
     def replay(self):
-        """Asks for all behind the last that it has."""
+        """Asks for all after the last that it has."""
         self.counts["replays"] += 1
         again = self.context.socket(zmq.DEALER)
         again.setsockopt(zmq.LINGER, 0)
@@ -144,9 +144,9 @@ class Follower:
 class Paths:
     """Numbers of paths of blocks: equal for equal tokens from the start, whatever the names are."""
 
-    def __init__(self, follower):
+    def __init__(self, subscriber):
         self.known = {}  # (number of the path before, tokens): number
-        self.follower, self.numbers = follower, {}
+        self.subscriber, self.numbers = subscriber, {}
 
     def number(self, before, tokens):
         return self.known.setdefault((before, tokens), len(self.known))
@@ -158,15 +158,15 @@ class Paths:
         return at
 
     def of_name(self, name):
-        """None if it never heard of what it continues."""
+        """None if it never got the block that it extends."""
         path = []
         while name is not None and name not in self.numbers:
-            if name not in self.follower.names:
+            if name not in self.subscriber.names:
                 return None
             path.append(name)
-            name = self.follower.names[name][0]
+            name = self.subscriber.names[name][0]
         for one in reversed(path):
-            parent, tokens = self.follower.names[one]
+            parent, tokens = self.subscriber.names[one]
             self.numbers[one] = self.number(-1 if parent is None else self.numbers[parent], tokens)
         return self.numbers[path[0] if path else name]
 
@@ -186,45 +186,45 @@ def tokens_in_files(directory):
     return paths
 
 
-def settled(follower, server, directory, is_new):
+def compare_when_idle(subscriber, server, directory, is_new):
     """What compare() finds when the server's threads have moved what they were asked to move."""
     deadline = time.monotonic() + 60
     while True:
-        follower.listen(200)
-        follower.replay()
+        subscriber.listen(200)
+        subscriber.replay()
         try:
-            return compare(follower, server, directory, is_new)
+            return compare(subscriber, server, directory, is_new)
         except Failure:
             if time.monotonic() > deadline:
                 raise
 
 
-def compare(follower, server, directory, is_new):
-    """Both sets, with paths of tokens in the place of names. `is_new`: all files there were written by this server."""
+def compare(subscriber, server, directory, is_new):
+    """Both sets, with paths of tokens instead of names. `is_new`: all files there were written by this server."""
     state = json.loads(server.get("/kv_chunks"))
     check(state["chunk_size"] == CHUNK, "chunks of another size")
-    paths = Paths(follower)
+    paths = Paths(subscriber)
     chunks = []
     for parent, tenant, tokens in state["chunks"]:
         chunks.append(None if tenant else paths.number(-1 if parent < 0 else chunks[parent], tuple(tokens)))
     expected = {n for n in chunks if n is not None}
-    held = {paths.of_name(name) for name in follower.media["GPU"]}
+    held = {paths.of_name(name) for name in subscriber.media["GPU"]}
     check(None not in held, "a block whose start is nowhere")
-    check(len(held) == len(follower.media["GPU"]), "two names for one block")
+    check(len(held) == len(subscriber.media["GPU"]), "two names for one block")
     check(held == expected, f"held {len(held)} blocks, of which {len(held - expected)} are not cached; "
           f"{len(expected - held)} of {len(expected)} are missing")
     check(expected, "nothing is cached")
 
     files = {paths.of_tokens(tokens) for tokens in tokens_in_files(directory)}
-    on_disk = [paths.of_name(name) for name in follower.media["DISK"]]
+    on_disk = [paths.of_name(name) for name in subscriber.media["DISK"]]
     known = {n for n in on_disk if n is not None}
-    unknown = on_disk.count(None)  # who began with a snapshot never heard of what they continue
+    unknown = on_disk.count(None)  # one that began with a snapshot never got what they extend
     check(len(known) + unknown == len(on_disk), "two names for one block in files")
     check(known <= files, f"{len(known - files)} of {len(known)} blocks are in no file")
     check(not is_new or len(on_disk) == len(files), f"held {len(on_disk)} blocks in files; there are {len(files)}")
-    check(known and follower.media["CPU"], "nothing is in tiers")
+    check(known and subscriber.media["CPU"], "nothing is in tiers")
     return (f"{len(expected)} blocks, as in the server, which has {chunks.count(None)} more of tenants with a salt; "
-            f"{len(follower.media['CPU'])} in host memory, {len(on_disk)} of {len(files)} in files")
+            f"{len(subscriber.media['CPU'])} in host memory, {len(on_disk)} of {len(files)} in files")
 
 
 class Clients:
@@ -287,7 +287,7 @@ def run(arguments):
         command = [arguments.serve, "run", "--random", shape, "--products", "own", "--chunk-size", str(CHUNK),
                    "--chunks", "400", "--threads", "1", "--kv-events", str(port), "--tier-memory", "1",
                    "--tier-dir-mib", "1", "--tier-dir"]
-        follower = Follower(port, rng)
+        subscriber = Subscriber(port, rng)
         start = time.monotonic()
         for third in range(3):
             directory = os.path.join(folder, "first" if third < 2 else "second")
@@ -295,25 +295,25 @@ def run(arguments):
             count = arguments.requests // 3 + (arguments.requests % 3 if third == 2 else 0)
             clients = Clients(server, arguments.seed + third, count)
             while clients.busy():
-                follower.listen(20)
+                subscriber.listen(20)
                 if third == 2 and rng.random() < 0.02:  # away for a while
                     time.sleep(0.5)
-                    while follower.events.poll(0):
-                        follower.events.recv_multipart()
+                    while subscriber.events.poll(0):
+                        subscriber.events.recv_multipart()
             check(not clients.failures, f"refused: {clients.failures[:1]}")
-            print(f"after {count} requests: {settled(follower, server, directory, third != 1)}", flush=True)
-            follower.loses = third < 2  # nobody can be asked for the last message of a server that ends
+            print(f"after {count} requests: {compare_when_idle(subscriber, server, directory, third != 1)}", flush=True)
+            subscriber.loses = third < 2  # there is no replay of the last message of a server that ends
             if third == 0:
                 server.end(signal.SIGKILL)
             else:
                 check(server.end(signal.SIGTERM) == 0, "the server did not end well")
-        follower.listen(500)
-        check(not any(follower.media.values()), "a server that ends says that nothing is cached")
-        counts = ", ".join(f"{value} {name}" for name, value in follower.counts.items())
+        subscriber.listen(500)
+        check(not any(subscriber.media.values()), "a server that ends says that nothing is cached")
+        counts = ", ".join(f"{value} {name}" for name, value in subscriber.counts.items())
         print(f"{arguments.requests} requests in {time.monotonic() - start:.0f} s; {counts}")
-        for name, value in follower.counts.items():
+        for name, value in subscriber.counts.items():
             check(value > 0, f"nothing was {name}")
-        check(follower.counts["cleared"] >= 3, "each start clears")
+        check(subscriber.counts["cleared"] >= 3, "each start clears")
 
 
 def main():

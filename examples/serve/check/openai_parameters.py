@@ -92,7 +92,7 @@ def try_logprobs(ask):
         check(own[1] == top[0][1], "greedy, and not the most likely token")
         check(len(top) >= 10 and all(a[1] >= b[1] for a, b in zip(top, top[1:])), "not in order")
         check(0.1 < sum(math.exp(logprob) for _, logprob in top) <= 1.0001, "probabilities of more than 1")
-    check(ask()[0][:2] == (text, []), "log-probabilities that nobody asked for")
+    check(ask()[0][:2] == (text, []), "log-probabilities that were not asked for")
     if ask.chat:
         reply = ask.raw(logprobs=True, top_logprobs=2)
         said = bytes(byte for one in reply.choices[0].logprobs.content for byte in one.bytes)
@@ -105,7 +105,7 @@ def try_logprobs(ask):
 
 
 def expected_greedy(scored, frequency, presence):
-    """What penalties make of the log-probabilities that were told; None where that does not say."""
+    """What penalties make of the log-probabilities of the reply; None where that does not say."""
     counts, said = {}, []
     for own, top in scored:
         value = {name: logprob - frequency * counts.get(name, 0) - presence * (name in counts) for name, logprob in top}
@@ -137,9 +137,9 @@ def try_penalties(ask):
         if any("\ufffd" in name for own, top in scored for name in [own[0], *(n for n, _ in top)]):
             scored = []
         expected = expected_greedy(scored, frequency, presence)
-        told = [(e, own[0]) for e, (own, _) in zip(expected, scored) if e is not None]
-        check(all(e == own for e, own in told), f"penalties {frequency}, {presence}: {told}")
-        check(ask.chat or len(told) > TOKENS // 2, "penalties were not compared")
+        known = [(e, own[0]) for e, (own, _) in zip(expected, scored) if e is not None]
+        check(all(e == own for e, own in known), f"penalties {frequency}, {presence}: {known}")
+        check(ask.chat or len(known) > TOKENS // 2, "penalties were not compared")
     plain = ask()[0][0]
     check(ask(frequency_penalty=2, presence_penalty=2)[0][0] != plain, "penalties that change nothing")
 
@@ -201,7 +201,7 @@ def try_usage(ask):
     chunks = list(ask.raw(stream=True, stream_options={"include_usage": True}))
     check(not chunks[-1].choices and chunks[-1].usage.completion_tokens == TOKENS, "the last chunk has no usage")
     check(all(chunk.usage is None for chunk in chunks[:-1]), "usage before the last chunk")
-    check(all(chunk.usage is None for chunk in ask.raw(stream=True)), "usage that nobody asked for")
+    check(all(chunk.usage is None for chunk in ask.raw(stream=True)), "usage that was not asked for")
 
 
 def refusal(call):

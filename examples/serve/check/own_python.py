@@ -7,7 +7,7 @@ BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../build
 
 
 def need(name, installed_by, *packages):
-    """Goes on with build/NAME-python where a package is missing; where that is not there, skips the check."""
+    """Continues with build/NAME-python where a package is missing; where that is not there, skips the check."""
     try:
         for package in packages:
             importlib.import_module(package)

@@ -26,7 +26,7 @@ LIMIT = 120  # seconds
 
 
 class Browser:
-    """DevTools' protocol: messages of JSON, each with a zero byte behind it."""
+    """DevTools' protocol: messages of JSON, each with a zero byte after it."""
 
     def __init__(self, program, folder):
         to_read, self.to = os.pipe()
@@ -147,7 +147,7 @@ def check_tree(browser, url):
 
 def check_key(browser, url):
     """With a key: counts for all, texts for those who have it."""
-    complete(url, "a secret that nobody else is to read", KEY)
+    complete(url, "a secret that no other tenant is to read", KEY)
     browser.open(url)
     browser.wait_for("document.querySelectorAll('.node').length >= 1 && !document.querySelector('#key').hidden")
     assert "secret" not in browser.ask("document.documentElement.outerHTML")
@@ -159,9 +159,9 @@ def check_key(browser, url):
     browser.errors = [error for error in browser.errors if "401" not in error]
 
 
-def check_untold(browser, url):
+def check_hidden(browser, url):
     """Without the operator's leave there are no texts."""
-    complete(url, "a secret that nobody else is to read")
+    complete(url, "a secret that no other tenant is to read")
     browser.open(url)
     browser.wait_for("document.querySelectorAll('.node').length >= 1")
     assert "secret" not in browser.ask("document.documentElement.outerHTML")
@@ -176,7 +176,7 @@ def check_refused(browser, url):
     assert browser.ask("$('ask').value").startswith("Hello?\nHello?")
     below = "$('says').scrollHeight - $('says').clientHeight"
     assert browser.ask(below) > 100 and browser.ask(f"$('says').scrollTop - ({below})") > -2, "the reason is not seen"
-    # An engine that has failed, as /tree tells of it.
+    # An engine that has failed, as /tree reports it.
     browser.ask("window.real = fetch; fetch = async (path, options) => path !== '/tree' ? real(path, options) : "
                 "{json: async () => Object.assign(await (await real(path, options)).json(), {failure: 'a reason'})}; "
                 "true")
@@ -247,7 +247,7 @@ def main():
         random = ["--random", shape]
         cases = [(check_tree, random, ["--tree-texts"]),
                  (check_key, random, ["--tree-texts", "--api-key", KEY]),
-                 (check_untold, random, []), (check_refused, random, [])]
+                 (check_hidden, random, []), (check_refused, random, [])]
         if arguments.model:
             def chats(browser, url):
                 check_chats(browser, url, arguments.screenshot)

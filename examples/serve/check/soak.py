@@ -7,7 +7,7 @@ Each of 200 prompts is served alone first. Then they come at once, in two tenant
 that they would like; one request in ten is malformed, one in ten goes away half-way. Every request must be
 answered or refused with a reason, each greedy text must be the one that was served alone (--mode
 batch_invariant), no chunk may be in use at the end, and memory may not grow. Then the server is killed while it
-serves, started again, and told to end."""
+serves, started again, and terminated."""
 import argparse
 import http.client
 import json
@@ -122,7 +122,7 @@ class Soak:
         self.max_tokens = [self.rng.randint(1, 64) for _ in self.prompts]
         self.alone, self.tokens = [], []
         self.lock = threading.Lock()
-        self.counts = dict.fromkeys(["answered", "malformed refused", "gone half-way", "told to come again"], 0)
+        self.counts = dict.fromkeys(["answered", "malformed refused", "gone half-way", "refused for now"], 0)
         self.failures = []
         self.memory = []  # (requests, KiB)
         self.next = 0
@@ -159,7 +159,7 @@ class Soak:
                 body["n"] = 2
             status, reply, texts = completion(connection, body)
             while status in (429, 503):
-                self.count("told to come again")
+                self.count("refused for now")
                 check("error" in reply, f"{status} without a reason")
                 time.sleep(0.02)
                 status, reply, texts = completion(connection, body)
@@ -213,9 +213,9 @@ class Soak:
     def overload(self):
         wanted = sum((t + CHUNK - 1) // CHUNK for t in self.tokens) / len(self.tokens) * self.arguments.workers
         chunks = max(int(wanted / 3), max(self.tokens) // CHUNK + 12)
-        places = max(1, self.arguments.workers * 4 // 5)
-        print(f"overload  {self.arguments.workers} clients, {places} places, {chunks} of {wanted:.0f} chunks")
-        server = Server(self.command + ["--chunks", str(chunks), "--max-requests", str(places)])
+        slots = max(1, self.arguments.workers * 4 // 5)
+        print(f"overload  {self.arguments.workers} clients, {slots} slots, {chunks} of {wanted:.0f} chunks")
+        server = Server(self.command + ["--chunks", str(chunks), "--max-requests", str(slots)])
         start = time.monotonic()
         workers = [threading.Thread(target=self.work, args=(server, w)) for w in range(self.arguments.workers)]
         for worker in workers:
@@ -239,12 +239,12 @@ class Soak:
     def check_the_end(self, server):
         limit = time.monotonic() + LIMIT
         while server.metric("requests") > 0 or server.metric('chunks{state="used"}') > 0:
-            check(time.monotonic() < limit, "chunks are in use, and nobody is served")
+            check(time.monotonic() < limit, "chunks are in use, and no request is served")
             time.sleep(0.05)
         for name in ["preemptions_total", "swaps_total", "generated_tokens_total", "cached_prompt_tokens_total",
                      "prompt_tokens_total"]:
             print(f"          {int(server.metric(name))} {name.replace('_total', '').replace('_', ' ')}")
-        if self.arguments.requests >= 3000:  # fewer do not meet everything for certain
+        if self.arguments.requests >= 3000:  # fewer do not cover everything for certain
             check(server.metric("preemptions_total") > 0, "there was no preemption")
             check(server.metric("swaps_total") > 0, "nothing was swapped")
 
@@ -292,7 +292,7 @@ class Soak:
         server.process.send_signal(signal.SIGINT)
         while "closing" not in server.get("/health"):  # two that are pending would be one
             time.sleep(0.01)
-        response.read(20_000)  # it goes on
+        response.read(20_000)  # it continues
         check(server.process.poll() is None, "one SIGINT ended what was being served")
         check(server.end(signal.SIGINT) == 0, "SIGINT: the exit status is not 0")
         check(b'"cancelled"' in response.read(), "a second SIGINT did not end what was being served")

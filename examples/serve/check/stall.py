@@ -29,7 +29,7 @@ def listen(port, number, arrivals):
             if line.startswith(b"data: {"):
                 arrivals.append(time.perf_counter())
     except (OSError, http.client.HTTPException):
-        pass  # the server has been told to end
+        pass  # the server is being terminated
 
 
 def main():

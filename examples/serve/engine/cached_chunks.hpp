@@ -15,7 +15,7 @@
 
 namespace serve {
 
-/// Chunks of sequences in name spaces of their own, which nobody else finds, are left out.
+/// Chunks of sequences in name spaces of their own, which no other prompt finds, are left out.
 template <class Tree>
 std::vector<CachedChunk> cached_chunks_of(const Tree& tree) {
   constexpr std::size_t size = Tree::chunk_size;

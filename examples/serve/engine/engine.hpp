@@ -2,8 +2,8 @@
 // leaves when it is done. One step is one forward pass over whatever rows it has: a token of each
 // sequence that decodes, and parts of prompts as far as `step_tokens` allows.
 //
-// What happens to a request is told by events. The engine has no clock and no threads of its own:
-// whoever calls step() says what time it is.
+// What happens to a request is reported by events. The engine has no clock and no threads of its
+// own: whoever calls step() says what time it is.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
@@ -65,19 +65,19 @@ struct Request {
   Sampling sampling = {};
   std::vector<LogitBias> logit_bias = {};  ///< each token once
   int logprobs = -1;  ///< of so many of the most likely tokens, 0 to 20; -1: of none
-  /// Whether to tell those of the prompt's tokens, too, all of which are computed then; and that of
-  /// the model's end token.
+  /// Whether to report those of the prompt's tokens, too, all of which are computed then; and that
+  /// of the model's end token.
   bool prompt_logprobs = false;
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
   std::string salt = {};     ///< what the tenant is called by all servers that share a directory
-  /// On the clock that step() is told; past it the request ends.
+  /// On the clock of step(); past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
   /// On the same clock; past it the request ends if nothing of it has run.
   double start_by = std::numeric_limits<double>::infinity();
 };
 
 enum class Finish {
-  none,       ///< it goes on
+  none,       ///< it continues
   stop,       ///< the model's end token, or Engine::stop()
   length,     ///< max_length, or where the model's positions end
   cancelled,  ///< Engine::cancel()
@@ -108,13 +108,13 @@ enum class Mode {
   paged_prefix  ///< full pages are shared and not computed again, and read by each sequence itself
 };
 
-/// What becomes of the K/V of a sequence that has to make room.
+/// What happens to the K/V of a sequence that is preempted.
 enum class Preempt {
   recompute,  ///< it is computed again where the cache has lost it
-  swap        ///< what no other sequence has is copied to host memory and back, room permitting
+  swap        ///< what no other sequence has is copied to host memory and back, if it fits there
 };
 
-/// Which of the requests that wait joins next. Those that had to make room go before.
+/// Which of the requests that wait joins next. Those that were preempted go before.
 enum class Order {
   fcfs,  ///< the one that came first
   cache  ///< the one that shares most with those that run; none is overtaken too often
@@ -128,7 +128,7 @@ struct TierOptions {
   std::uint64_t directory_bytes = 0;  ///< of all files
   std::string model;                  ///< what K/V is computed with
   Stored stored = Stored::as_it_is;
-  bool followed = false;  ///< whether Engine::set_tier_sink() is to be called
+  bool published = false;  ///< whether Engine::set_tier_sink() gets events
 };
 
 /// A change of what a tier holds. A tier may lose a block and keep one that extends it: so that
@@ -154,7 +154,7 @@ struct EngineOptions {
       chunkattn::TreeOptions::Sharing::token;  ///< exact to the token, or whole chunks
   chunkattn::CpuOptions::Reduce reduce = chunkattn::CpuOptions::Reduce::deterministic;
   KvType kv = KvType::fp32;
-  std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is room
+  std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is memory
   std::size_t step_tokens = 512;  ///< tokens of a step, beside one for each that decodes
   /// Fewer of them where a step would take longer than about this, but as many as a product is
   /// worth: how long one stalls the others. Infinite: by step_tokens alone, whatever the clock
@@ -175,7 +175,7 @@ struct EngineOptions {
 /// What went to tiers and came from there.
 struct TierCounts {
   std::uint64_t loads = 0;           ///< sequences that something was looked for
-  std::uint64_t loads_late = 0;      ///< of these, given up for computing
+  std::uint64_t loads_late = 0;      ///< of these, cancelled to compute instead
   std::uint64_t loaded_tokens = 0;   ///< that came back
   std::uint64_t loaded_blocks = 0;   ///< that tiers gave
   std::uint64_t refused_blocks = 0;  ///< that were damaged, or others
@@ -189,7 +189,7 @@ struct EngineStats {
   std::size_t rows = 0;              ///< tokens that went through the model
   std::size_t prompt_tokens = 0;     ///< of requests whose prompts are computed
   std::size_t cached_tokens = 0;     ///< of these, found in the cache
-  std::size_t generated_tokens = 0;  ///< told by events
+  std::size_t generated_tokens = 0;  ///< reported by events
   std::size_t peak_sequences = 0;    ///< live in one step
   std::size_t peak_chunks = 0;       ///< in use in one step, cache not counted
   int preemptions = 0;
@@ -197,7 +197,7 @@ struct EngineStats {
   int swaps = 0;                    ///< of these, with K/V copied to host memory
   int swaps_refused = 0;            ///< for want of host memory; computed again
   std::size_t swapped_tokens = 0;   ///< copied to host memory
-  std::size_t restored_tokens = 0;  ///< copied back; the others were still cached, or given up
+  std::size_t restored_tokens = 0;  ///< copied back; the others were still cached, or discarded
   std::size_t recomputed = 0;  ///< tokens that were computed before their sequence was preempted
   std::uint64_t plan_rebuilds = 0;
   // In the step where live sequences had most tokens:
@@ -227,11 +227,11 @@ struct TreeSnapshot {
   std::size_t chunks_cached = 0;  ///< by nothing but cache
   std::size_t chunks_free = 0;
   std::uint64_t evicted_tokens = 0;  ///< so far
-  bool has_tiers = false;            ///< below it: EngineStats::tiers says what they did
+  bool has_tiers = false;            ///< see EngineStats::tiers
 };
 
 /// Chunks' worth of tokens at the start of prompts whose K/V is there, asked of the tree by
-/// matching: what followers of its events must hold.
+/// matching: what subscribers to its events must hold.
 struct CachedChunk {
   int parent = -1;  ///< its index; -1: it stands first
   std::uint64_t tenant = 0;
@@ -246,7 +246,7 @@ using TierSink = std::function<void(const TierEvent&, std::span<const int>)>;
 class Engine {
  public:
   virtual ~Engine() = default;
-  /// Takes a request; it joins in the next step that has room for it.
+  /// Takes a request; it joins in the next step that has memory for it.
   /// \throws std::invalid_argument for what can never run: names the field, its value and what was
   ///         expected
   virtual void submit(Request request) = 0;
@@ -257,7 +257,7 @@ class Engine {
   /// One step. False where nothing was left to do.
   /// \param now  seconds on any clock that does not go back
   virtual bool step(double now) = 0;
-  /// When step() has thrown: whom that was about. Without them, cancelled, the engine goes on;
+  /// After step() has thrown: the requests that failed. With these cancelled, the engine continues;
   /// empty: it cannot.
   [[nodiscard]] virtual std::vector<RequestId> failed() const { return {}; }
   /// What has happened since the last call.
@@ -267,10 +267,10 @@ class Engine {
   [[nodiscard]] virtual const EngineStats& stats() const = 0;
   [[nodiscard]] virtual TreeSnapshot snapshot() const = 0;
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;
-  /// Who hears of what becomes cached and is evicted, within calls of step(), cancel() and stop().
-  /// By default nothing is.
+  /// The subscriber to what becomes cached and is evicted, called within calls of step(), cancel()
+  /// and stop(). By default nothing is published.
   virtual void set_cache_sink(CacheSink) {}
-  /// Who hears of what is known of tiers, within step(), if TierOptions::followed said so.
+  /// The subscriber to changes of tiers, called within step() if TierOptions::published.
   virtual void set_tier_sink(TierSink) {}
   /// Asked within step(), of requests: whether it is about to be cancelled. A step of no others is
   /// dropped.

@@ -1,4 +1,4 @@
-// Tiers below the engine's tree, whatever element K/V has.
+// Lower tiers of the engine's tree, whatever element K/V has.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
@@ -28,7 +28,7 @@ class TenantNames {
     if (!names_.emplace(tenant, name).second) return;
     if (names_.size() > most) names_.erase(names_.begin());  // the oldest: numbers count up
   }
-  /// Nothing for a tenant that has none, and for weights that are nobody else's.
+  /// Nothing for a tenant that has none, and for sequences that share nothing.
   [[nodiscard]] std::optional<std::string> of(const chunkattn::Namespace& space) const {
     if (space.adapter != 0) return std::nullopt;
     if (space.tenant == 0) return "nobody";
@@ -57,10 +57,10 @@ class EngineTiers {
   [[nodiscard]] virtual std::unique_ptr<Load> load(const Sequence& sequence) = 0;
   /// Blocks that are still to be stored.
   virtual std::size_t advance(std::size_t max_blocks) = 0;
-  /// Whether blocks are on their way down.
+  /// Whether blocks are being offloaded.
   [[nodiscard]] virtual bool is_busy() const = 0;
   virtual void computed(std::size_t tokens, double seconds) = 0;
-  /// All that is cached goes down, before the tree goes.
+  /// Offloads all that is cached, before the tree is destroyed.
   virtual void store_all() = 0;
   [[nodiscard]] virtual TierCounts counts() const = 0;
 };
@@ -68,35 +68,35 @@ class EngineTiers {
 template <class Tree, class Cache>
 class EngineTiersOf final : public EngineTiers<Tree> {
   using Base = EngineTiers<Tree>;
-  using Below = chunkattn::Tiers<Tree, Cache>;
+  using TreeTiers = chunkattn::Tiers<Tree, Cache>;
 
  public:
   EngineTiersOf(Tree& tree, Cache& cache, const TierOptions& options,
                 std::vector<std::shared_ptr<chunkattn::TierStore>> stores, const TenantNames& names,
                 const TierSink& sink)
       : sink_(sink),
-        log_(options.followed ? std::make_shared<TierLog>(media_of(options)) : nullptr),
-        below_(tree, cache, std::move(stores), options_of(options, names)) {}
+        log_(options.published ? std::make_shared<TierLog>(media_of(options)) : nullptr),
+        tiers_(tree, cache, std::move(stores), options_of(options, names)) {}
 
   std::unique_ptr<typename Base::Load> load(const typename Base::Sequence& sequence) override {
-    auto started = below_.load(sequence);
+    auto started = tiers_.load(sequence);
     if (!started) return nullptr;
     return std::make_unique<LoadOf>(std::move(started));
   }
   std::size_t advance(std::size_t max_blocks) override {
-    const std::size_t left = below_.advance(max_blocks);
+    const std::size_t left = tiers_.advance(max_blocks);
     deliver();
     return left;
   }
-  [[nodiscard]] bool is_busy() const override { return below_.is_busy(); }
-  void computed(std::size_t tokens, double seconds) override { below_.computed(tokens, seconds); }
+  [[nodiscard]] bool is_busy() const override { return tiers_.is_busy(); }
+  void computed(std::size_t tokens, double seconds) override { tiers_.computed(tokens, seconds); }
   void store_all() override {
-    below_.store_all();
-    below_.flush();
+    tiers_.store_all();
+    tiers_.flush();
     deliver();
   }
   [[nodiscard]] TierCounts counts() const override {
-    const auto stats = below_.stats();
+    const auto stats = tiers_.stats();
     TierCounts counts;
     counts.loads = stats.loads;
     counts.loads_late = stats.loads_late;
@@ -112,9 +112,9 @@ class EngineTiersOf final : public EngineTiers<Tree> {
 
  private:
   struct LoadOf final : Base::Load {
-    explicit LoadOf(typename Below::Load&& started) : load(std::move(started)) {}
+    explicit LoadOf(typename TreeTiers::Load&& started) : load(std::move(started)) {}
     bool poll(typename Base::Sequence& sequence) override { return load.poll(sequence); }
-    typename Below::Load load;
+    typename TreeTiers::Load load;
   };
   [[nodiscard]] static std::vector<TierEvent::Medium> media_of(const TierOptions& options) {
     if (options.memory_bytes == 0) return {TierEvent::Medium::files};
@@ -123,22 +123,22 @@ class EngineTiersOf final : public EngineTiers<Tree> {
   void deliver() const {
     if (log_) log_->deliver(sink_);
   }
-  [[nodiscard]] typename Below::Options options_of(const TierOptions& options,
-                                                   const TenantNames& names) const {
-    typename Below::Options made;
+  [[nodiscard]] typename TreeTiers::Options options_of(const TierOptions& options,
+                                                       const TenantNames& names) const {
+    typename TreeTiers::Options made;
     made.model = options.model;
     made.write_through = true;
     if (options.stored == TierOptions::Stored::int8) made.stored_as = chunkattn::ElementType::int8;
     if (options.stored == TierOptions::Stored::e4m3)
       made.stored_as = chunkattn::ElementType::float8_e4m3;
     made.identity = [&names](const chunkattn::Namespace& space) { return names.of(space); };
-    if (log_) made.observer = std::make_shared<TierFollower<Below>>(log_);
+    if (log_) made.observer = std::make_shared<TierLogObserver<TreeTiers>>(log_);
     return made;
   }
 
   const TierSink& sink_;
-  const std::shared_ptr<TierLog> log_;  // null: nobody follows tiers
-  Below below_;
+  const std::shared_ptr<TierLog> log_;  // null: no subscriber
+  TreeTiers tiers_;
 };
 
 /// Null if there are no tiers.

@@ -1,5 +1,5 @@
-// A step as paged attention sees it: each sequence's pages by themselves, whoever else has them.
-// What is written where is as in the tree's plan.
+// PagedView: a step as paged attention sees it, each sequence's pages by themselves, whoever else
+// has them. Writes are those of the tree's plan.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>

@@ -1,4 +1,4 @@
-// How many tokens of prompts a step may have.
+// StepBudget: the most tokens of prompts in a step.
 #pragma once
 
 #include <algorithm>

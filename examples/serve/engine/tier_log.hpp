@@ -1,5 +1,6 @@
 // TierLog: which blocks came into which tier, and which are no longer there, as events in an order
-// that others can follow. Tiers report changes on any thread; they are delivered on the engine's.
+// that subscribers can apply. Tiers report changes on any thread; they are delivered on the
+// engine's.
 #pragma once
 
 #include <algorithm>
@@ -253,11 +254,11 @@ class TierLog final : public std::enable_shared_from_this<TierLog> {
   std::atomic<bool> has_changes_ = false;
 };
 
-/// Gives the log what tiers of some type say.
+/// Passes the log the changes of tiers of some type.
 template <class Tiers>
-class TierFollower final : public Tiers::Observer {
+class TierLogObserver final : public Tiers::Observer {
  public:
-  explicit TierFollower(std::shared_ptr<TierLog> log) : log_(std::move(log)) {}
+  explicit TierLogObserver(std::shared_ptr<TierLog> log) : log_(std::move(log)) {}
   std::shared_ptr<void> expect(std::size_t num_blocks,
                                const typename Tiers::Observer::BlockAt& block_at) override {
     return log_->expect(num_blocks, block_at);

@@ -94,7 +94,7 @@ class TreeEngine final : public Engine {
       work.splits = parts < job->request.choices;
       work.tokens = prompt;
       if (options_.order == Order::cache)
-        work.place = queue_.push({work.tokens, insert_options(work)});  // moved, they stay there
+        work.queue_id = queue_.push({work.tokens, insert_options(work)});  // moved, they stay there
       waiting_.push_back(std::move(work));
     }
   }
@@ -122,18 +122,18 @@ class TreeEngine final : public Engine {
     // Blocks of K/V that are not stored yet: a few beside a step, more when there is none.
     bool is_storing = false;
     if (tiers_) {
-      is_storing = options_.tiers.followed && tiers_->is_busy();  // of which it is to be told
+      is_storing = options_.tiers.published && tiers_->is_busy();  // to be published
       is_storing |= tiers_->advance(live() == 0 ? 64 : 4) > 0;
       stats_.tiers = tiers_->counts();
     }
     if (live() == 0) {
-      // They wait for those that are on their way down.
+      // Blocks that are being offloaded are waited for.
       if (is_storing) std::this_thread::sleep_for(std::chrono::microseconds(200));
       return is_storing;
     }
     for (bool is_alone = false; !try_step();) {
       if (live() > 1) {
-        make_room();
+        preempt_one();
       } else {
         if (std::exchange(is_alone, true)) throw std::logic_error("a sequence alone has no room");
         // Its path leads through chunks that others have cut: it goes a way of its own.
@@ -186,7 +186,7 @@ class TreeEngine final : public Engine {
 
   static chunkattn::Lru retention_of(Mode mode) {
     chunkattn::Lru retention;
-    if (mode == Mode::paged) retention.high_watermark = 0;  // nobody would find what is kept
+    if (mode == Mode::paged) retention.high_watermark = 0;  // no prompt would find what is kept
     return retention;
   }
   static chunkattn::CpuOptions attention_options(const EngineOptions& options) {
@@ -261,10 +261,10 @@ class TreeEngine final : public Engine {
     }
     if (jobs_.size() < before) sweep();
   }
-  /// What nobody wants any more leaves.
+  /// Removes what is no longer wanted.
   void sweep() {
     std::erase_if(waiting_, [&](const Work& work) {
-      if (!work.is_wanted() && work.place != 0) queue_.cancelled(work.place);
+      if (!work.is_wanted() && work.queue_id != 0) queue_.cancelled(work.queue_id);
       return !work.is_wanted();
     });
     regroup();
@@ -272,7 +272,7 @@ class TreeEngine final : public Engine {
 
   // --- who is live ------------------------------------------------------------------------------
 
-  /// Work joins in the order of the options while there is room for it, and a chunk for each to
+  /// Work joins in the order of the options while it fits, and a chunk for each to
   /// grow.
   void admit(bool by_itself = false) {
     while (!waiting_.empty() && live() < options_.max_sequences) {
@@ -284,7 +284,7 @@ class TreeEngine final : public Engine {
       if (!sequence) return;
       Work work = std::move(*next);
       waiting_.erase(next);
-      if (work.place != 0) queue_.admitted(std::exchange(work.place, 0));
+      if (work.queue_id != 0) queue_.admitted(std::exchange(work.queue_id, 0));
       if (!std::exchange(work.job->joined, true)) --num_waiting_;
       work.tokens = {};
       if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
@@ -298,11 +298,11 @@ class TreeEngine final : public Engine {
   }
   /// Those in front that were live before come before all others.
   std::deque<Work>::iterator next_waiting() {
-    if (waiting_.front().place == 0) return waiting_.begin();
+    if (waiting_.front().queue_id == 0) return waiting_.begin();
     queue_.rank(tree_);
-    const std::uint64_t place = queue_.next()->id;
+    const std::uint64_t queue_id = queue_.next()->id;
     return std::find_if(waiting_.begin(), waiting_.end(),
-                        [&](const Work& work) { return work.place == place; });
+                        [&](const Work& work) { return work.queue_id == queue_id; });
   }
   static chunkattn::InsertOptions insert_options(const Work& work) {
     chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant},
@@ -310,7 +310,8 @@ class TreeEngine final : public Engine {
     if (work.job->scores_prompt()) options.max_reuse = work.job->prompt_logprobs.size();
     return options;
   }
-  /// Whether a live one has: others make room for it, so a second waits until it has got its token.
+  /// Whether a live one has: others are preempted for it, so a second waits until it has got its
+  /// token.
   [[nodiscard]] bool has_precedence() const {
     return std::any_of(prefilling_.works.begin(), prefilling_.works.end(),
                        [](const Work& work) { return work.has_precedence(); });
@@ -320,10 +321,10 @@ class TreeEngine final : public Engine {
     const auto fits = [&] {
       return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available();
     };
-    // Cached chunks that others have cut may cost more than they save; where nobody is live, it is
-    // not to wait for that.
+    // Cached chunks that others have cut may cost more than they save; where no sequence is live,
+    // it does not wait for that.
     by_itself = by_itself || options_.mode == Mode::paged || (live() == 0 && !fits());
-    if (by_itself) options.name_space.adapter = ++num_unshared_;  // nobody else's weights
+    if (by_itself) options.name_space.adapter = ++num_unshared_;  // as with weights of its own
     if (!fits()) return std::nullopt;
     if (!work.swapped) return tree_.try_insert(work.tokens, options);
     work.swapped->options.name_space = options.name_space;
@@ -332,9 +333,9 @@ class TreeEngine final : public Engine {
                       attention_->cache());
   }
 
-  /// The one that joined last of those without precedence makes room. There is one: no more than
+  /// The one that joined last of those without precedence is preempted. There is one: no more than
   /// one has precedence.
-  void make_room() {
+  void preempt_one() {
     for (Group* group : {&prefilling_, &decoding_})
       for (std::size_t i = group->size(); i-- > 0;) {
         if (group->works[i].has_precedence()) continue;
@@ -344,7 +345,7 @@ class TreeEngine final : public Engine {
         preempt(*group, i);
         return;
       }
-    throw std::logic_error("nobody can make room");
+    throw std::logic_error("no sequence can be preempted");
   }
   /// A sequence leaves, and waits in front of the others.
   void preempt(Group& group, std::size_t i) {
@@ -391,14 +392,14 @@ class TreeEngine final : public Engine {
   // --- a step
   // -------------------------------------------------------------------------------------
 
-  /// False, with nothing changed, if there is no room for a token of each that decodes, or nothing
-  /// can run.
+  /// False, with nothing changed, if there is no memory for a token of each that decodes, or
+  /// nothing can run.
   [[nodiscard]] bool try_step() {
     const bool waits = poll_loads();
     Step step = tree_.begin_step();
     if (!fill(step)) {
       if (!waits || !decoding_.empty()) return false;
-      // Nobody has anything to do but wait for what is on its way.
+      // All live ones wait for loads.
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       return true;
     }
@@ -480,7 +481,7 @@ class TreeEngine final : public Engine {
     for (const Group* group : {&decoding_, &prefilling_})
       for (const Sequence& sequence : group->sequences) {
         tokens += sequence.size();
-        chunks += chunks_alone(sequence.size() + 1);  // its output has a place already
+        chunks += chunks_alone(sequence.size() + 1);  // its output has a slot already
       }
     if (tokens <= stats_.unshared_tokens) return;
     stats_.unshared_chunks = chunks;
@@ -519,16 +520,16 @@ class TreeEngine final : public Engine {
     sample(std::move(step).finish(), logits);
     at_risk_.clear();
   }
-  /// Those of the step from this one on: prompts behind those that decode. A step that throws while
+  /// Those of the step from this one on: prompts after those that decode. A step that throws while
   /// it is computed has not happened; which of its tokens were too many are, if there are any,
-  /// those of prompts. Among several ranks nobody can be left out.
+  /// those of prompts. Among several ranks none can be left out.
   void put_at_risk(std::size_t first) {
     at_risk_.clear();
     for (std::size_t i = first; i < in_step_.size() && agreed_.ranks().size() == 1; ++i)
       at_risk_.push_back(in_step_[i].work->job->request.id);
   }
 
-  /// Whether nobody waits for this step any more.
+  /// Whether all requests of this step are about to be cancelled.
   [[nodiscard]] bool is_abandoned() const {
     return is_gone_ && std::all_of(in_step_.begin(), in_step_.end(), [&](const StepEntry& entry) {
              return is_gone_(entry.work->job->request.id);
@@ -545,7 +546,7 @@ class TreeEngine final : public Engine {
     }
   }
 
-  /// What the model says of the prompts' tokens. Their logits stand behind those that are sampled.
+  /// What the model says of the prompts' tokens. Their logits follow those that are sampled.
   void score_prompts(std::span<const float> all_logits) {
     const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
     const auto logits = all_logits.last(scored_rows_.size() * vocabulary);
@@ -581,7 +582,7 @@ class TreeEngine final : public Engine {
       work->decodes = true;
     }
     agreed_.end();
-    finished.commit(outputs_);  // those that leave get theirs too, and nobody computes it
+    finished.commit(outputs_);  // those that leave get theirs too, which is never computed
     if (changed) regroup();
   }
 
@@ -617,7 +618,7 @@ class TreeEngine final : public Engine {
       event.token = -1;
       if (is_beyond || !request.prompt_logprobs) event.logprobs.clear();
     }
-    if (!std::exchange(job.prompt_told, true))
+    if (!std::exchange(job.prompt_reported, true))
       event.prompt_logprobs = std::move(job.prompt_logprobs);
     stats_.generated_tokens += event.token >= 0 ? 1 : 0;
     if (event.finish == Finish::none)
@@ -627,7 +628,7 @@ class TreeEngine final : public Engine {
     return token;
   }
 
-  /// Another choice goes on from a prompt that is computed, in a fork where there is room for one.
+  /// Another choice continues a prompt that is computed, in a fork where there is memory for one.
   void split_off(Sequence& prompt, const Work& first, int choice, std::span<const float> logits) {
     Work work;
     work.job = first.job;
@@ -637,10 +638,10 @@ class TreeEngine final : public Engine {
     const int token = choose(work, logits, prompt.size());
     if (!work.is_wanted()) return;
     if (live() + split_off_.size() < options_.max_sequences) {
-      auto twin = prompt.try_fork();
-      if (twin && twin->try_append(std::span(&token, 1))) {
+      auto fork = prompt.try_fork();
+      if (fork && fork->try_append(std::span(&token, 1))) {
         work.decodes = true;
-        split_off_.push(std::move(*twin), std::move(work));
+        split_off_.push(std::move(*fork), std::move(work));
         return;
       }
     }

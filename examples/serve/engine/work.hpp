@@ -1,4 +1,4 @@
-// What the engine knows of requests beside their sequences.
+// Work: the engine's records of requests, beside their sequences.
 #pragma once
 
 #include <algorithm>
@@ -34,14 +34,14 @@ struct LiveRequest {
   std::vector<char> ended;                                      ///< by choice
   bool joined = false;                                          ///< some of its work was live
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};  ///< as far as they are computed
-  bool prompt_told = false;
+  bool prompt_reported = false;
 
   /// Whether log-probabilities of the prompt are to be computed; the next is that of the token
-  /// behind position prompt_logprobs.size().
-  [[nodiscard]] bool scores_prompt() const { return request.prompt_logprobs && !prompt_told; }
+  /// after position prompt_logprobs.size().
+  [[nodiscard]] bool scores_prompt() const { return request.prompt_logprobs && !prompt_reported; }
 };
 
-/// So often a sequence makes room before its next token; then others do until it has got one.
+/// So often a sequence is preempted before its next token; then others are until it has got one.
 constexpr int most_preemptions = 2;
 
 /// What one sequence is for: a choice, or a prompt that its choices have in common.
@@ -50,14 +50,14 @@ struct Work {
   int choice = 0;
   /// It computes the prompt for all choices; they split off when that is done.
   bool splits = false;
-  std::vector<int> tokens;  ///< prompt and generated ones, while it waits
-  std::uint64_t place = 0;  ///< its id in the queue of Order::cache; 0: it is not there
+  std::vector<int> tokens;     ///< prompt and generated ones, while it waits
+  std::uint64_t queue_id = 0;  ///< in the queue of Order::cache; 0: it is not there
   std::optional<chunkattn::SwappedSequence<std::int32_t>> swapped;
   bool decodes = false;      ///< all but its last token is computed
   int preempted = 0;         ///< times since its last token
   std::size_t reached = 0;   ///< positions that were computed before it was preempted
   std::size_t computed = 0;  ///< tokens of the prompt that went through the model
-  std::size_t cached = 0;    ///< the others, until an event has told of them
+  std::size_t cached = 0;    ///< the others, until an event has reported them
   TokenCounts counts;        ///< of what it has got, where penalties ask for it
 
   /// False when everything it was for has ended.

@@ -1,5 +1,5 @@
 // Running a load on one clock: what the engine takes is real time, and so is what requests wait.
-// Only time in which nobody is there is skipped.
+// Only time without requests is skipped.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ namespace serve {
 struct LoadOptions {
   double max_seconds = std::numeric_limits<double>::infinity();  ///< on `clock`; then it ends
   std::function<double()> clock;                                 ///< seconds
-  /// Told after each step: the time of the load, requests that arrived, requests that have ended.
+  /// Called after each step with the time of the load, requests that arrived, requests that have
+  /// ended.
   std::function<void(double now, std::size_t arrived, std::size_t ended)> progress = {};
 };
 
@@ -44,7 +45,7 @@ struct LoadReport {
 };
 
 /// Runs a load to its end.
-/// \param arrivals  by time; ids are places
+/// \param arrivals  by time; ids are indices
 [[nodiscard]] LoadReport run_load(Engine& engine, std::span<const Arrival> arrivals,
                                   const LoadOptions& options);
 

@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::size_t block_tokens = 512;  // of the trace
 
-/// The token at a place of a text that has a number, one text in each stream. The first three
+/// The token at a position of a text that has a number, one text in each stream. The first three
 /// tokens of vocabularies mean something.
-int token_at(std::uint64_t text, int stream, std::size_t place, int vocab_size) {
-  return 3 + static_cast<int>(uniform_number(text, stream, place) * (vocab_size - 3));
+int token_at(std::uint64_t text, int stream, std::size_t position, int vocab_size) {
+  return 3 + static_cast<int>(uniform_number(text, stream, position) * (vocab_size - 3));
 }
 
 }  // namespace

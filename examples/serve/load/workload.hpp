@@ -12,7 +12,7 @@ namespace serve {
 
 struct Arrival {
   double time = 0;  ///< seconds after the start
-  Request request;  ///< its id is its place in the load
+  Request request;  ///< its id is its index in the load
 };
 
 /// Poisson arrivals of prompts that begin alike.

@@ -143,7 +143,7 @@ void Forward::make_qkv(const Layer& layer, bool is_local) {
   });
 }
 
-/// Adds delta_ to a row of the stream, behind a norm of its own where the model has one.
+/// Adds delta_ to a row of the stream, after a norm of its own where the model has one.
 void Forward::add_delta(std::size_t row, std::span<const float> post_norm) {
   const std::size_t dim = to_size(model_.config.dim);
   const std::span<float> delta = std::span(delta_).subspan(row * dim, dim);

@@ -95,7 +95,7 @@ class Gguf {
   MappedFile file_;
   std::map<std::string_view, Value, std::less<>> values_;
   std::map<std::string_view, Tensor, std::less<>> tensors_;  // of all parts
-  std::vector<Gguf> parts_;                                  // behind this one
+  std::vector<Gguf> parts_;                                  // after this one
 };
 
 }  // namespace serve

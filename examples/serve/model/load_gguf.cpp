@@ -78,7 +78,7 @@ void read_windows(const Keys& keys, const Architecture& architecture, Config& c)
   const char* const key = "attention.sliding_window";
   if (!architecture.gemma) {
     c.window = keys.integer(key, 0);
-    if (c.window >= c.max_positions) c.window = 0;  // nobody would notice
+    if (c.window >= c.max_positions) c.window = 0;  // as it never applies
     return;
   }
   c.window = keys.integer(key);

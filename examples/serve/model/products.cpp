@@ -198,7 +198,7 @@ void Products::run(std::span<const float> x, std::size_t rows, const Matrix& wei
     whole.x = rounded_.data();
   }
   // oneDNN gets as few and large parts as there are threads. Ours may be smaller: whoever is late
-  // then holds nobody up. All begin at a multiple of a vector.
+  // then delays no other. All begin at a multiple of a vector.
   const auto threads = static_cast<std::size_t>(executor_.concurrency());
   const std::size_t least = rows * stride * outputs < 100'000 ? outputs : 16;
   const std::size_t wanted = onednn ? threads : threads * 4;

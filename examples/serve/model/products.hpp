@@ -30,7 +30,7 @@ inline constexpr bool built_with_onednn = false;
 #endif
 
 /// Rows that buffers of activations have room for where a step has `rows`. oneDNN makes code for
-/// each number of rows that it meets, so it meets few of them.
+/// each number of rows that it is called with, so there are few of them.
 [[nodiscard]] constexpr std::size_t row_room(std::size_t rows) {
   std::size_t room = 1;
   while (room < rows && room < 64) room *= 2;
@@ -65,7 +65,7 @@ class Products {
   /// \param ranks  that each multiply with a part of the model
   /// \pre kind is own, or built_with_onednn
   Products(chunkattn::ThreadPool& executor, ProductKind kind, Communicator& ranks = alone());
-  /// With somebody else in oneDNN's place, for tests.
+  /// With another implementation instead of oneDNN, for tests.
   Products(chunkattn::ThreadPool& executor, detail::Multiply onednn)
       : executor_(executor), onednn_(onednn), ranks_(alone()) {}
 
@@ -78,8 +78,8 @@ class Products {
   [[nodiscard]] std::string try_out(const Model& model);
 
   /// out[r][o] = sum over i of x[r][i] * weights[o][i], for r < rows.
-  /// \param x    [row_room(rows)][weights.stride()], zeros behind the inputs
-  /// \param out  [row_room(rows)][weights.outputs()]; rows behind `rows` are left as anything
+  /// \param x    [row_room(rows)][weights.stride()], zeros after the inputs
+  /// \param out  [row_room(rows)][weights.outputs()]; rows after `rows` are unspecified
   void run(std::span<const float> x, std::size_t rows, const Matrix& weights, std::span<float> out);
 
  private:

@@ -1,5 +1,5 @@
 // Products by oneDNN. It would use threads of OpenMP; here each thread of the pool calls it for a
-// part of the outputs and tells OpenMP to stay on that thread.
+// part of the outputs and makes OpenMP stay on that thread.
 #include <omp.h>
 
 #include <map>

@@ -134,7 +134,7 @@ void follow(Communicator& ranks, Engine& engine) {
         }
         case Command::step:
           engine.step(message.take<double>());
-          (void)engine.take_events();  // rank 0 tells them
+          (void)engine.take_events();  // rank 0 reports them
           break;
         case Command::end:
           return;

@@ -37,7 +37,7 @@ std::vector<float> cut(const std::vector<float>& whole, std::initializer_list<Sh
   return part;
 }
 
-/// The rows of a part of the vocabulary. All parts have the same size: zeros stand behind the last.
+/// The rows of a part of the vocabulary. All parts have the same size: zeros follow the last.
 Matrix cut_vocabulary(const Matrix& whole, int rank, int size) {
   const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rank);
   Matrix part((whole.outputs() + n - 1) / n, whole.inputs(), whole.element());

@@ -10,7 +10,7 @@
 namespace serve {
 
 /// Between begin() and end() all ranks ask for the same tokens in the same order. Rank 0 chooses as
-/// it goes and tells the others at its end; they wait for that at their beginning.
+/// it goes and sends them to the others at its end; they wait for that at their beginning.
 class AgreedTokens {
  public:
   explicit AgreedTokens(Communicator& ranks) : ranks_(ranks) {}

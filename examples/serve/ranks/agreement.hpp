@@ -46,7 +46,7 @@ inline void check_agreement(Communicator& ranks, const char* what, const Digest&
                            ": expected rank 0's, " + std::to_string(expected));
 }
 
-/// All ranks build the same step over the same tree, or none goes on.
+/// All ranks build the same step over the same tree, or none continues.
 inline void check_step(Communicator& ranks, const std::vector<int>& tokens,
                        const std::vector<int>& positions, const std::vector<int>& logit_rows,
                        const chunkattn::TreeStats& tree) {

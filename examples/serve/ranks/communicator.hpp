@@ -1,4 +1,4 @@
-// What processes that run one model together say to each other. They are numbered: ranks.
+// Communicator: collectives of the processes that run one model together. They are numbered: ranks.
 #pragma once
 
 #include <algorithm>

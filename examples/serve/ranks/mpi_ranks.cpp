@@ -34,7 +34,7 @@ class MpiRanks final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  /// Followers wait here for what rank 0 decides, which may take hours: after a millisecond they
+  /// Other ranks wait here for what rank 0 decides, which may take hours: after a millisecond they
   /// sleep between looks and leave the processor to others.
   void broadcast(std::span<std::byte> bytes) override {
     MPI_Request request;

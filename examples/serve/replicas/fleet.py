@@ -23,13 +23,13 @@ def free_port():
 
 
 def end_with_parent():
-    """In a child: it ends when this process does, however that comes; Ctrl-C is the parent's to hear."""
+    """In a child: it ends when this process does, however that comes; Ctrl-C is the parent's to handle."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def request(port, method, path, body=None, limit=10):
-    """Status and body; status 0 where nobody answers."""
+    """Status and body; status 0 where there is no answer."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=limit)
     try:
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -133,7 +133,7 @@ class Router:
         wait_for(f"the router uses {url}", lambda: self.has(url))
 
     def remove(self, url):
-        """Afterwards it sends nothing there; what runs goes on."""
+        """Afterwards it sends nothing there; what runs continues."""
         for worker in self.workers():
             if worker["url"] == url:
                 status, text = request(self.port, "DELETE", "/workers/" + worker["id"])

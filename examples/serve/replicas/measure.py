@@ -24,7 +24,7 @@ ROUTING = {"round robin": ("round_robin", ()), "cache-aware": ("cache_aware", ()
 
 
 def prompts(rng, count):
-    """[(group, text)]: six system prompts of 1,000 tokens, each user's own words behind one of them."""
+    """[(group, text)]: six system prompts of 1,000 tokens, each user's own words after one of them."""
     def words(size):
         text = ""
         while len(text) < size:
@@ -139,7 +139,7 @@ def compare(arguments, command, folder, say):
 
 
 def count(answers):
-    """How many were answered, and those that broke off behind the head of their reply, those that were not answered,
+    """How many were answered, and those that broke off after the head of their reply, those that were not answered,
     those that hang."""
     bad = [answer for answer in answers if not answer.whole()]
     hanging = [answer for answer in bad if answer.error == "hangs"]

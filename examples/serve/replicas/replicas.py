@@ -57,7 +57,7 @@ def run(arguments, options, folder):
         say(f"serving  at http://127.0.0.1:{fleet.router.port}: OpenAI's API, {arguments.policy}")
         say("commands stop K, start K, status; Ctrl-C ends all")
         commands(fleet)
-        while True:  # nobody is at the keyboard
+        while True:  # no terminal: until a signal
             signal.pause()
     except KeyboardInterrupt:
         say("ends: what runs is finished")

@@ -65,7 +65,7 @@ std::string Answer::take(const std::vector<Piece>& pieces) {
   return out;
 }
 
-/// What stands behind all pieces.
+/// What follows all pieces.
 std::string Answer::ending() {
   usage_.cached = tickets_.front().channel().cached();
   at_end_(fmt::format("prompt {} ({} cached), {} generated", usage_.prompt, usage_.cached,

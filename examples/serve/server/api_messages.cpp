@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::json;
 
 /// What replies have beside what they say, here and elsewhere, and who is who: nothing that a
-/// template has a place for.
+/// template has a field for.
 constexpr std::string_view unsaid[] = {
     "annotations",       "id",   "name",   "parsed",      "reasoning", "reasoning_content",
     "reasoning_details", "role", "status", "tool_call_id"};

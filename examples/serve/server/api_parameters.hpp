@@ -11,7 +11,7 @@ namespace serve {
 /// \throws ApiError that names the field
 void refuse_what_is_missing(const Fields& fields, bool chat);
 
-/// How tokens are chosen, and which of their log-probabilities are told.
+/// How tokens are chosen, and which of their log-probabilities are returned.
 /// \param vocab_size  of the model; \throws ApiError that names the field
 void read_sampling(const Fields& fields, bool chat, int vocab_size, Job& job);
 

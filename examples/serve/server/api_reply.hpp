@@ -13,7 +13,7 @@ namespace serve {
 /// What all parts of one reply repeat.
 struct ReplyHead {
   bool chat = false;
-  bool usage_follows = false;  ///< in a stream, behind all else
+  bool usage_follows = false;  ///< in a stream, after all else
   bool hides_cached = false;   ///< usage does not say what was cached
   std::string id, model;
   long long created = 0;  ///< seconds since 1970
@@ -34,7 +34,7 @@ struct WholeChoice {
 [[nodiscard]] std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
                                       const std::vector<WholeChoice>& choices, const Usage& usage);
 
-// Lines of a stream of server-sent events, each with the empty line behind it:
+// Lines of a stream of server-sent events, each with the empty line after it:
 
 /// What opens a choice of a chat; nothing for a completion.
 [[nodiscard]] std::string opening_event(const ReplyHead& head, int choice);

@@ -58,7 +58,7 @@ ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
   return request;
 }
 
-/// Takes a prompt and as many tokens as were asked for, or as many as there is room for.
+/// Takes a prompt and as many tokens as were asked for, or as many as fit.
 /// \param field  where the prompt stood
 void set_prompt(Job& job, std::vector<int> prompt, const std::string& field,
                 std::optional<long long> max_tokens, const char* max_tokens_field,

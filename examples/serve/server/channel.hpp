@@ -1,4 +1,4 @@
-// What the engine's thread tells a request.
+// Channel: what the engine's thread sends a request.
 #pragma once
 
 #include <chrono>
@@ -19,12 +19,12 @@ namespace serve {
 class Refused : public std::runtime_error {
  public:
   enum class Reason {
-    full,     ///< there are as many as may be; later there may be room
-    late,     ///< it has waited for room as long as may be; later there may be some
+    full,     ///< the queue is full; try again later
+    late,     ///< it has waited for memory as long as it may; try again later
     closing,  ///< the server ends
     invalid,  ///< it can never run
     failed,   ///< the engine is broken
-    error     ///< the engine cannot do this one, and goes on
+    error     ///< the engine cannot do this one, and continues
   };
   Refused(Reason reason, const std::string& message)
       : std::runtime_error(message), reason_(reason) {}

@@ -48,7 +48,7 @@ class ChoiceText {
     return text + stop_.finish();
   }
   /// The tokens whose text has begun in what was said since the last call. Those of a stop string
-  /// are never told.
+  /// are never returned.
   [[nodiscard]] std::vector<ScoredToken> take_scored() {
     std::vector<ScoredToken> scored;
     for (; !scored_.empty() && scored_.front().begin < said_; scored_.pop_front())
@@ -98,7 +98,7 @@ class ChoiceText {
   StopStrings stop_;
   std::size_t bytes_ = 0, characters_before_ = 0;  // in whole characters, held back or not
   std::size_t said_ = 0;                           // bytes
-  std::deque<Scored> scored_;                      // not told of
+  std::deque<Scored> scored_;                      // not returned yet
 };
 
 }  // namespace serve

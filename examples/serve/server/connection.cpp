@@ -105,7 +105,7 @@ std::string_view Connection::unread() const {
   return std::string_view(received_).substr(read_);
 }
 
-/// Puts what has come behind what is unread. 0 where the client has closed, -1 for errors.
+/// Appends what has come to what is unread. 0 where the client has closed, -1 for errors.
 ssize_t Connection::receive() {
   char bytes[8192];
   ssize_t got = -1;
@@ -117,7 +117,7 @@ ssize_t Connection::receive() {
 }
 
 /// Answers without httplib. What follows is dropped for a while: were it closed at once, the client
-/// might not hear of it.
+/// might not receive it.
 void Connection::refuse(int status, const std::string& body) {
   const std::string reply = fmt::format(
       "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"

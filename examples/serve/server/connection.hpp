@@ -29,14 +29,15 @@ class Connection final : public httplib::Stream {
   /// Whether the next request's first bytes are here before the client ends, or `ends` is set, or
   /// the connection has been idle for long.
   [[nodiscard]] bool wait_for_request(const std::atomic<bool>& ends);
-  /// Reads its head, which stays to be read. False, with the client told why, if it is refused.
+  /// Reads its head, which stays to be read. False, with the reason sent to the client, if it is
+  /// refused.
   [[nodiscard]] bool receive_head();
-  /// A chunked body comes next. Trailers behind it are dropped.
+  /// A chunked body comes next. Trailers after it are dropped.
   void expect_chunks() { trailers_.begin(); }
   /// Whether the client sends no more. It may have closed, or wait for its reply: only what is
-  /// written to one that has closed tells, as it is answered by a reset.
+  /// written to one that has closed shows it, as it is answered by a reset.
   [[nodiscard]] bool has_ended() const;
-  /// Whether nobody reads what is written.
+  /// Whether the client has closed the connection.
   [[nodiscard]] bool is_gone() const;
 
   bool is_readable() const { return wait_readable(); }
@@ -46,7 +47,7 @@ class Connection final : public httplib::Stream {
   bool is_peer_alive() const { return wait_writable() && !is_gone(); }
   ssize_t read(char* to, std::size_t size);
   ssize_t write(const char* from, std::size_t size);
-  void get_remote_ip_and_port(std::string&, int&) const {}  // which nobody asks for
+  void get_remote_ip_and_port(std::string&, int&) const {}  // which is never asked for
   void get_local_ip_and_port(std::string&, int&) const {}
   socket_t socket() const { return socket_; }
   std::time_t duration() const { return 0; }  // of httplib's own limits, which are not set

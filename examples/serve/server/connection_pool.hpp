@@ -55,7 +55,7 @@ class ConnectionPool final : public httplib::TaskQueue {
     turner_away_.join();
   }
 
-  /// Whether the connection of this thread is to be told to come again later.
+  /// Whether the connection of this thread is to get a 503 with Retry-After.
   [[nodiscard]] static bool turning_away() { return turning_away_; }
 
  private:
@@ -92,7 +92,7 @@ class ConnectionPool final : public httplib::TaskQueue {
   static inline thread_local bool turning_away_ = false;
 
   const std::size_t most_;
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // of all that follow
   std::condition_variable changed_, room_;
   std::deque<Task> tasks_, too_many_;
   std::size_t idle_ = 0;

@@ -1,4 +1,4 @@
-// Where requests end.
+// Framing: where requests end.
 #pragma once
 
 #include <httplib.h>
@@ -7,7 +7,7 @@
 
 namespace serve {
 
-/// Why the bytes behind this request's head cannot be told apart from a next request, or may not be
+/// Why the bytes after this request's head cannot be told apart from a next request, or may not be
 /// read; empty if all is well. The connection is closed then: what httplib makes of such requests
 /// depends on its version.
 [[nodiscard]] std::string framing_error(const httplib::Request& request);

@@ -41,7 +41,7 @@ bool equal_in_constant_time(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
-/// Without a port behind it.
+/// Without a port after it.
 std::string host_alone(const std::string& host) {
   const std::size_t colon = host.rfind(':');
   const bool port = colon != std::string::npos && host.find(']', colon) == std::string::npos;
@@ -75,7 +75,7 @@ void set_error(httplib::Response& response, const ApiError& error) {
 }
 
 /// As above, and closes the connection: what follows on it is not known to be a request. In httplib
-/// that is a body whose provider has written all and then gives up.
+/// that is a body whose provider has written all and then fails.
 void set_last_error(httplib::Response& response, const ApiError& error) {
   set_error(response, error);
   const std::string body = std::exchange(response.body, {});
@@ -209,7 +209,7 @@ int HttpServer::bind() {
     throw std::runtime_error(
         fmt::format("{}:{}: cannot be bound: in use, or no address of this machine", options_.host,
                     options_.port));
-  ::listen(listening_, 512);  // httplib's queue has 5 places
+  ::listen(listening_, 512);  // httplib's backlog is 5
   return port;
 }
 
@@ -331,7 +331,7 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   return {model.dump()};
 }
 
-/// What is cached, for those who check what they heard of it by events.
+/// What is cached, for subscribers that check what events said.
 std::string HttpServer::chunks(bool has_key) const {
   if (!options_.shows_chunks) throw ApiError(404, "no such path without --kv-events");
   if (!has_key)
@@ -374,12 +374,12 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   ++generating_;
   const std::shared_ptr<void> writing(nullptr, [this](void*) { --generating_; });
   std::vector<Service::Ticket> tickets = service_.submit(asked.jobs);
-  // Only now is it known that it is not refused for want of room. And while nothing is answered a
+  // Only now is it known that it is not refused for want of memory. And while nothing is answered a
   // router may send the request to another server, if this one ends.
   // A client that sends no more is no router, and may wait or not: the reply's head finds out.
   while (!tickets.front().channel().wait_until_said(std::chrono::milliseconds(50)) &&
          !Connection::current().has_ended())
-    if (Connection::current().is_gone()) return;  // nobody reads what is answered
+    if (Connection::current().is_gone()) return;  // the client has gone
   auto answer = std::make_shared<Answer>(
       std::move(head), *served_.tokenizer, asked, std::move(tickets),
       [this, path = request.path, start](const std::string& line) {

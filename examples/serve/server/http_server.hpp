@@ -27,7 +27,7 @@ struct HttpOptions {
   bool shows_chunks = false;                    ///< whether /kv_chunks is there,
   bool shows_salted = false;                    ///< with tokens of tenants with a salt
   bool tree_texts = false;    ///< whether /tree shows texts of all to who has the key
-  bool hides_cached = false;  ///< whether clients are not told what was cached
+  bool hides_cached = false;  ///< whether replies leave out what was cached
   /// Called with a line for each text that was asked for, from any thread.
   std::function<void(const std::string&)> log = [](const std::string&) {};
 };

@@ -32,7 +32,7 @@ void BlockTable::apply(const chunkattn::CacheEvent& event, std::span<const int> 
     spans_.clear();
     num_blocks_ = 0;
     changes.push_back({});
-  } else if (is_told(event.name_space, with_tenants_)) {
+  } else if (is_published(event.name_space, with_tenants_)) {
     event.kind == Kind::stored ? store(event, tokens, changes) : evict(event, changes);
   }
 }

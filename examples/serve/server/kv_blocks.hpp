@@ -1,5 +1,6 @@
-// What other servers call blocks: full chunks from the start of a prompt, named by a hash of all
-// tokens up to their end. Made from the tree's events, which are of spans of any length.
+// BlockTable: blocks, as other servers have them: full chunks from the start of a prompt, named by
+// a hash of all tokens up to their end. Made from the tree's events, which are of spans of any
+// length.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
@@ -17,7 +18,7 @@ namespace serve {
 /// Where a block is.
 enum class Medium : std::uint8_t {
   tree,    ///< where attention reads K/V
-  memory,  ///< in host memory below it
+  memory,  ///< in host memory, a lower tier
   files    ///< in files
 };
 
@@ -26,18 +27,18 @@ struct BlockEvent {
   enum class Kind : std::uint8_t { stored, removed, cleared };
   Kind kind = Kind::cleared;
   Medium medium = Medium::tree;
-  std::vector<std::uint64_t> hashes;  ///< one behind the other in a prompt; removed: the last first
+  std::vector<std::uint64_t> hashes;  ///< one after the other in a prompt; removed: the last first
   std::uint64_t parent = 0;           ///< stored: the block before the first; 0: none
   std::vector<int> tokens;            ///< stored: of all blocks
 };
 
-/// Of a block behind another (0: none): 63 bits, since some readers take signed numbers, and never
+/// Of a block after another (0: none): 63 bits, since some readers take signed numbers, and never
 /// 0.
 [[nodiscard]] std::uint64_t hash_of_block(std::uint64_t parent, std::uint64_t tenant,
                                           std::span<const int> tokens);
-/// Whether blocks of a name space are told of.
-[[nodiscard]] inline bool is_told(const chunkattn::Namespace& space, bool with_tenants) {
-  // Sequences that share nothing join as adapters of their own: nobody finds what they have.
+/// Whether blocks of a name space are published.
+[[nodiscard]] inline bool is_published(const chunkattn::Namespace& space, bool with_tenants) {
+  // Sequences that share nothing join as adapters of their own: no prompt finds what they have.
   return space.adapter == 0 && (with_tenants || space.tenant == 0);
 }
 
@@ -48,17 +49,17 @@ class BlockTable {
   BlockTable(std::size_t tokens_per_block, bool with_tenants)
       : size_(tokens_per_block), with_tenants_(with_tenants) {}
 
-  /// Appends what the event changes to `changes`, where it goes on with the last of them to that.
+  /// Appends what the event changes to `changes`, or to the last of them, where it extends that.
   /// \pre the events are those of one tree, in order and without gaps
   void apply(const chunkattn::CacheEvent& event, std::span<const int> tokens,
              std::vector<BlockEvent>& changes);
-  /// All blocks, as if they were stored now: each behind its parent.
+  /// All blocks, as if they were stored now: each after its parent.
   [[nodiscard]] std::vector<BlockEvent> all() const;
   [[nodiscard]] std::size_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::size_t tokens_per_block() const { return size_; }
 
  private:
-  /// Tokens of a path from `position` on, behind those of the parent before that.
+  /// Tokens of a path from `position` on, after those of the parent.
   struct Span {
     std::uint64_t parent = 0;
     std::size_t position = 0;

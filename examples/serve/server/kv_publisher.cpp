@@ -98,7 +98,7 @@ class KvPublisher::Worker {
   explicit Worker(PublisherOptions options)
       : options_(std::move(options)),
         blocks_(options_.tokens_per_block, options_.with_tenants),
-        below_(options_.with_tenants),
+        tier_blocks_(options_.with_tenants),
         publish_(bound(context_, zmq::socket_type::pub, options_.address)),
         replay_(bound(context_, zmq::socket_type::router, options_.replay)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -191,7 +191,7 @@ class KvPublisher::Worker {
             of_tree ? num_tokens(*of_tree) : num_tokens(std::get<TierEvent>(event));
         const std::span<const int> tokens = rest.first(count);
         of_tree ? apply(*of_tree, tokens, changes)
-                : below_.apply(std::get<TierEvent>(event), tokens, changes);
+                : tier_blocks_.apply(std::get<TierEvent>(event), tokens, changes);
         rest = rest.subspan(count);
       }
       if (!changes.empty()) publish(changes);
@@ -208,8 +208,8 @@ class KvPublisher::Worker {
   }
   void apply(const TreeEvent& event, std::span<const int> tokens,
              std::vector<BlockEvent>& changes) {
-    // Who reads it forgets blocks in all media, and what is below is no longer found, either.
-    if (event.kind == TreeEvent::Kind::cleared) below_.forget();
+    // Subscribers forget blocks in all media, and what is in tiers is no longer found, either.
+    if (event.kind == TreeEvent::Kind::cleared) tier_blocks_.forget();
     blocks_.apply(event, tokens, changes);
   }
   void publish(const std::vector<BlockEvent>& changes) {
@@ -238,7 +238,7 @@ class KvPublisher::Worker {
     if (from < kept_.front().number && kept_.front().number != first_) {
       std::vector<BlockEvent> state = blocks_.all();
       state.insert(state.begin(), BlockEvent{});
-      std::ranges::move(below_.all(), std::back_inserter(state));
+      std::ranges::move(tier_blocks_.all(), std::back_inserter(state));
       reply(client, next_ - 1, encoded(state, options_.tokens_per_block));
     } else {
       for (const Message& message : kept_)
@@ -255,14 +255,14 @@ class KvPublisher::Worker {
   }
 
   /// Microseconds since 1970. So the numbers of a server that starts again are a gap to those who
-  /// heard the one before, who ask, and hear that everything was cleared.
+  /// received the one before, who ask for a replay, and get that everything was cleared.
   const std::uint64_t first_ = static_cast<std::uint64_t>(1e6 * unix_time());
 
   const PublisherOptions options_;
   Batch batch_;  // of the thread that calls add()
   // Of the own thread:
   BlockTable blocks_;
-  TierBlockTable below_;
+  TierBlockTable tier_blocks_;
   std::deque<Message> kept_;
   std::uint64_t next_ = first_;
   zmq::context_t context_;

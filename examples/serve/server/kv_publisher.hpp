@@ -1,6 +1,6 @@
-// Tells other processes what is cached, in the messages that vLLM publishes (its kv_events.py):
-// batches of BlockStored, BlockRemoved and AllBlocksCleared as MessagePack over ZeroMQ, numbered,
-// with a second socket for those who missed some. docs/serve.md has the format.
+// KvPublisher: publishes what is cached to other processes, in the messages that vLLM publishes
+// (its kv_events.py): batches of BlockStored, BlockRemoved and AllBlocksCleared as MessagePack over
+// ZeroMQ, numbered, with a second socket for those who missed some. docs/serve.md has the format.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
@@ -25,26 +25,26 @@ struct PublisherOptions {
 };
 
 /// "5557", "HOST:5557" and "tcp://HOST:5557" as addresses of both sockets, the second one port
-/// above the first; others ("ipc://FILE") as they are, with ".replay" behind. Without a host it is
-/// 127.0.0.1.
+/// above the first; others ("ipc://FILE") as they are, with ".replay" appended. Without a host it
+/// is 127.0.0.1.
 /// \throws std::invalid_argument for what is no such address
 [[nodiscard]] PublisherOptions publisher_addresses(const std::string& text);
 
 /// add() and flush() are called by one thread, the engine's; all else is the work of another.
 class KvPublisher {
  public:
-  /// Binds both sockets, and tells that nothing is cached.
+  /// Binds both sockets, and publishes that nothing is cached.
   /// \throws std::runtime_error that names the address, or says that the program was built without
   ///         ZeroMQ
   explicit KvPublisher(PublisherOptions options);
-  /// Tells that nothing is cached any more.
+  /// Publishes that nothing is cached any more.
   ~KvPublisher();
   KvPublisher(const KvPublisher&) = delete;
   KvPublisher& operator=(const KvPublisher&) = delete;
 
-  /// An event of the tree, of which others are told by the next flush().
+  /// An event of the tree, published by the next flush().
   void add(const chunkattn::CacheEvent& event, std::span<const int> tokens);
-  /// The same of the tiers below it.
+  /// The same of its lower tiers.
   void add(const TierEvent& event, std::span<const int> tokens);
   /// Ends a batch, unless nothing has happened.
   void flush();

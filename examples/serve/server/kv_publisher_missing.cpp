@@ -1,4 +1,4 @@
-// In the place of kv_publisher.cpp where the program is built without ZeroMQ.
+// Instead of kv_publisher.cpp where the program is built without ZeroMQ.
 #include <stdexcept>
 
 #include "kv_publisher.hpp"

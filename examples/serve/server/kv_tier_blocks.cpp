@@ -52,7 +52,7 @@ TierBlockTable::Node* TierBlockTable::find_or_add(const TierEvent& event,
     node.parent_hash = parent->second.hash;
   }
   node.hash = hash_of_block(node.parent_hash, event.name_space.tenant, tokens);
-  node.is_told = is_told(event.name_space, with_tenants_);
+  node.is_published = is_published(event.name_space, with_tenants_);
   node.tokens.assign(tokens.begin(), tokens.end());
   return &nodes_.emplace(event.block, std::move(node)).first->second;
 }
@@ -72,7 +72,7 @@ void TierBlockTable::evict(Nodes::iterator at, Medium medium, std::vector<BlockE
 }
 
 void TierBlockTable::add_stored(const Node& node, Medium medium, std::vector<BlockEvent>& changes) {
-  if (!node.is_told) return;
+  if (!node.is_published) return;
   const bool goes_on = !changes.empty() && changes.back().kind == BlockEvent::Kind::stored &&
                        changes.back().medium == medium && node.parent_hash != 0 &&
                        changes.back().hashes.back() == node.parent_hash;
@@ -87,7 +87,7 @@ void TierBlockTable::add_stored(const Node& node, Medium medium, std::vector<Blo
 
 void TierBlockTable::add_removed(const Node& node, Medium medium,
                                  std::vector<BlockEvent>& changes) {
-  if (!node.is_told) return;
+  if (!node.is_published) return;
   if (changes.empty() || changes.back().kind != BlockEvent::Kind::removed ||
       changes.back().medium != medium)
     changes.push_back(

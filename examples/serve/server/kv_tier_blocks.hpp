@@ -1,5 +1,5 @@
-// Blocks in the tiers below a tree, in the words of kv_blocks.hpp. A tier may lose a block and keep
-// what continues it: each has its own place in the set.
+// Blocks in the lower tiers of a tree, in the terms of kv_blocks.hpp. A tier may lose a block and
+// keep what extends it: each is an element of the set by itself.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
@@ -23,7 +23,7 @@ class TierBlockTable {
   /// Appends what the event changes to `changes`.
   /// \pre the events are those of one tree's tiers, in order and without gaps
   void apply(const TierEvent& event, std::span<const int> tokens, std::vector<BlockEvent>& changes);
-  /// As if it had been told that nothing is there. What follows begins with TierEvent::cleared.
+  /// As if all blocks had been removed. What follows begins with TierEvent::cleared.
   void forget() { nodes_.clear(); }
   /// All blocks, as if they were stored now. Where a block's parent is in the same medium, it
   /// stands before it.
@@ -40,7 +40,7 @@ class TierBlockTable {
     std::uint64_t hash = 0, parent_hash = 0;
     Key parent{};
     std::int32_t position = 0;
-    bool is_told = false;
+    bool is_published = false;
     unsigned media = 0;  ///< a bit for each that has it
     std::size_t children = 0;
     std::vector<int> tokens;

@@ -249,13 +249,13 @@ void Service::start(RequestId id, Job job, int first_choice, std::shared_ptr<Cha
   request.salt = job.cache_salt;
   request.deadline = came + options_.request_seconds;
   request.start_by = came + options_.wait_seconds;
-  const auto place = live_.emplace(id, std::move(live)).first;
+  const auto entry = live_.emplace(id, std::move(live)).first;
   try {
     engine_->submit(std::move(request));
   } catch (const std::invalid_argument& error) {
-    return refuse(place, Refused::Reason::invalid, error.what());
+    return refuse(entry, Refused::Reason::invalid, error.what());
   } catch (const std::exception& error) {
-    refuse(place, Refused::Reason::error,
+    refuse(entry, Refused::Reason::error,
            fmt::format("it has failed in the engine: {}", error.what()));
     return engine_->cancel(id);
   }
@@ -299,7 +299,7 @@ void Service::deliver(const Event& event) {
     if (event.finish == Finish::length) piece.finish = Finish::stop;
     if (event.finish == Finish::none && !stopped_before) engine_->stop(event.id, event.choice);
   }
-  const bool first = !std::exchange(live.heard, true);
+  const bool first = !std::exchange(live.has_output, true);
   {
     const std::lock_guard lock(mutex_);
     counters_.generated_tokens += piece.tokens;
@@ -312,7 +312,7 @@ void Service::deliver(const Event& event) {
   }
   const bool last = event.finish != Finish::none && --live.running == 0;
   const auto channel = live.channel;
-  if (last) end(found);  // before the client hears of it: it sees its place given back
+  if (last) end(found);  // before the client gets it: its slot in the queue is free by then
   channel->push(std::move(piece), first ? event.cached : 0);
 }
 
@@ -332,7 +332,7 @@ std::string Service::echo(Live& live, int choice) {
   return said;
 }
 
-/// All choices at once: their other events find nobody.
+/// All choices at once: their other events are dropped.
 void Service::refuse(std::map<RequestId, Live>::iterator live, Refused::Reason reason,
                      const std::string& why) {
   const auto channel = live->second.channel;
@@ -354,7 +354,7 @@ void Service::end(std::map<RequestId, Live>::iterator live) {
   idle_.notify_all();
 }
 
-/// Nothing can go on: everybody who waits is told.
+/// The engine cannot continue: all requests are refused.
 void Service::fail(const std::string& why) {
   const std::string message = "the engine has failed: " + why;
   {

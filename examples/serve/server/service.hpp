@@ -1,5 +1,5 @@
 // Requests from many threads, one engine. The engine belongs to a thread of its own, which alone
-// calls it; requests reach it through a bounded queue and hear of it through channels.
+// calls it; requests reach it through a bounded queue and get their events through channels.
 #pragma once
 
 #include <chrono>
@@ -110,7 +110,7 @@ class Service {
   [[nodiscard]] ServiceCounters counters() const;
   /// The tree between two steps. Empty if the engine is broken.
   [[nodiscard]] TreeSnapshot snapshot();
-  /// Whose K/V this salt names now; 0: nobody's.
+  /// The tenant that this salt names now; 0: none.
   [[nodiscard]] std::uint64_t tenant_of(const std::string& salt);
   /// Engine::cached_chunks() between two steps. Empty if the engine is broken.
   [[nodiscard]] std::vector<CachedChunk> cached_chunks();
@@ -128,11 +128,11 @@ class Service {
     bool is_scored = false;    ///< log-probabilities are asked for
     std::vector<std::vector<TokenLogprob>> prompt_logprobs;
     double came = 0;
-    bool heard = false;  ///< it has said something
+    bool has_output = false;  ///< an event of it has come
   };
   struct Command {
     std::function<void()> run;
-    std::shared_ptr<Channel> channel;  ///< of a request that is to start: told if that cannot be
+    std::shared_ptr<Channel> channel;  ///< of a request that is to start: refused if that cannot be
   };
 
   void cancel(RequestId id);
@@ -168,7 +168,7 @@ class Service {
   std::deque<Command> taken_;  // from commands_, to be run now
   int failures_ = 0;           // of steps in a row
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // of all that follow
   std::condition_variable work_, idle_;
   std::deque<Command> commands_;
   std::set<RequestId> gone_;  // whose cancelling is among them

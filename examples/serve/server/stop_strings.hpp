@@ -15,7 +15,7 @@ class StopStrings {
   /// \pre none is empty
   explicit StopStrings(std::vector<std::string> strings) : strings_(std::move(strings)) {}
 
-  /// Goes on with the text. Returns what can be said of it. \pre not found()
+  /// Continues the text. Returns what can be said of it. \pre not found()
   [[nodiscard]] std::string push(std::string_view text);
   [[nodiscard]] bool found() const { return found_; }
   /// What was held back, of a text that ended otherwise.

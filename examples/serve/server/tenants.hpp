@@ -1,4 +1,4 @@
-// Who shares K/V with whom.
+// Tenants: requests with the same cache salt, which share K/V.
 #pragma once
 
 #include <cstddef>

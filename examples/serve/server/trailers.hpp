@@ -8,7 +8,7 @@
 namespace serve {
 
 /// Follows a chunked body byte by byte and says which bytes are to be passed on: all but the
-/// trailers behind its last chunk, which httplib takes for an error.
+/// trailers after its last chunk, which httplib takes for an error.
 class TrailerFilter {
  public:
   enum class Verdict { pass, drop, wrong };

@@ -12,7 +12,7 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
   using Json = nlohmann::json;
   const std::size_t most_nodes = rights.matches ? 1000 : 0;
   Json nodes = Json::array();
-  // Parents stand first, so that what is left out at the end is nobody's parent.
+  // Parents stand first, so that no parent is left out before its child.
   for (std::size_t i = 0; i < std::min(tree.nodes.size(), most_nodes); ++i) {
     const TreeSnapshot::Node& node = tree.nodes[i];
     Json one{{"id", node.id},
@@ -26,15 +26,15 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
     }
     nodes.push_back(std::move(one));
   }
-  const TierCounts& below = counters.engine.tiers;
+  const TierCounts& counts = counters.engine.tiers;
   Json tiers;  // null: there are none
   if (tree.has_tiers)
-    tiers = {{"stored_blocks", below.stored_blocks},
-             {"stored_bytes", below.stored_bytes},
-             {"loads", below.loads},
-             {"loads_late", below.loads_late},
-             {"refused_blocks", below.refused_blocks}};
-  if (tree.has_tiers && rights.matches) tiers["loaded_tokens"] = below.loaded_tokens;
+    tiers = {{"stored_blocks", counts.stored_blocks},
+             {"stored_bytes", counts.stored_bytes},
+             {"loads", counts.loads},
+             {"loads_late", counts.loads_late},
+             {"refused_blocks", counts.refused_blocks}};
+  if (tree.has_tiers && rights.matches) tiers["loaded_tokens"] = counts.loaded_tokens;
   Json all{
       {"nodes", std::move(nodes)},
       {"nodes_left_out",

@@ -15,7 +15,7 @@ struct TreeRights {
   /// Whether nodes of a tenant come with how their text begins.
   std::function<bool(std::uint64_t tenant)> texts = [](std::uint64_t) { return false; };
   /// Whether there are nodes, and how much of prompts was cached: where they end, and how many
-  /// there are, tells a guess.
+  /// there are, reveals a guess.
   bool matches = true;
   std::string failure = {};  ///< why the engine can do no more; empty while it can
 };

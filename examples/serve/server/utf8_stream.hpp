@@ -1,4 +1,4 @@
-// What leaves the server is valid UTF-8, whatever bytes tokens have.
+// Utf8Stream: valid UTF-8 for clients, whatever bytes tokens have.
 #pragma once
 
 #include <string>

@@ -24,7 +24,7 @@ class ScriptedEngine final : public serve::Engine {
   struct Levers {
     std::atomic<bool> held = false;          ///< no step makes progress
     std::atomic<bool> slow = false;          ///< a step takes a hundredth of a second
-    std::atomic<bool> full = false;          ///< there is room for no request that comes
+    std::atomic<bool> full = false;          ///< no request that comes fits
     std::atomic<bool> breaks = false;        ///< the next step fails
     std::atomic<int> fails = 0;              ///< so many more do, about the last request
     std::atomic<std::size_t> submitted = 0;  ///< requests so far
@@ -74,7 +74,7 @@ class ScriptedEngine final : public serve::Engine {
   }
 
   bool step(double now) override {
-    if (levers_.breaks) throw std::runtime_error("it was told to break");
+    if (levers_.breaks) throw std::runtime_error("it was made to break");
     std::erase_if(live_, [](const auto& entry) { return entry.second.has_ended(); });
     failed_.clear();
     if (levers_.fails > 0 && !live_.empty()) {
@@ -131,7 +131,7 @@ class ScriptedEngine final : public serve::Engine {
   struct Live {
     serve::Request request;
     std::vector<Choice> choices;
-    bool waits = true, told = false;
+    bool waits = true, scored = false;
     [[nodiscard]] bool has_ended() const {
       for (const Choice& choice : choices)
         if (!choice.ended) return false;
@@ -152,20 +152,20 @@ class ScriptedEngine final : public serve::Engine {
     if (request.prompt.size() + choice.said >= request.max_length)
       end(live, c, token, serve::Finish::length);
     else
-      tell(live, c, token, serve::Finish::none);
+      emit(live, c, token, serve::Finish::none);
   }
   void end(Live& live, std::size_t c, int token, serve::Finish finish) {
     if (std::exchange(live.choices[c].ended, true)) return;
-    tell(live, c, token, finish);
+    emit(live, c, token, finish);
   }
-  void tell(Live& live, std::size_t c, int token, serve::Finish finish) {
+  void emit(Live& live, std::size_t c, int token, serve::Finish finish) {
     serve::Event event{live.request.id, static_cast<int>(c), token, finish, 1};
     if (live.request.logprobs >= 0 && token >= 0) {  // -0.5; of others, down from the token, less
       event.logprobs.push_back({token, -0.5f});
       for (int i = 0; i < live.request.logprobs; ++i)
         event.logprobs.push_back({token - i, -0.5f - static_cast<float>(i)});
     }
-    if (live.request.prompt_logprobs && !std::exchange(live.told, true))  // less and less likely
+    if (live.request.prompt_logprobs && !std::exchange(live.scored, true))  // less and less likely
       for (std::size_t i = 1; i < live.request.prompt.size(); ++i)
         event.prompt_logprobs.push_back(
             {{live.request.prompt[i], -static_cast<float>(i)}, {live.request.prompt[0], -0.125f}});

@@ -1,5 +1,5 @@
 // Blocks, made from the events of a tree: the set of its full chunks whatever its spans are, each
-// behind its parent; and addresses to publish at.
+// after its parent; and addresses to publish at.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ namespace {
 using Tree = chunkattn::PrefixTree<std::int32_t, 8, chunkattn::PoolAllocator, chunkattn::Lru>;
 
 /// Follows events of blocks, as somebody who knows nothing else.
-struct Follower {
+struct Subscriber {
   std::map<std::uint64_t, std::vector<int>> paths;  // by hash, from the start of the prompt
 
   void apply(const std::vector<BlockEvent>& changes) {
@@ -83,7 +83,7 @@ TEST_CASE("blocks are the tree's full chunks, whatever its spans are") {
     const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
     Tree tree(chunkattn::PoolAllocator{.max_chunks = 60});
     BlockTable table(8, /*with_tenants=*/false);
-    Follower follower;
+    Subscriber subscriber;
     std::vector<BlockEvent> changes;
     std::size_t removed = 0;
     const chunkattn::CacheEvents events(
@@ -106,14 +106,14 @@ TEST_CASE("blocks are the tree's full chunks, whatever its spans are") {
       sequence->leave();
       for (const BlockEvent& change : changes)
         if (change.kind == BlockEvent::Kind::removed) removed += change.hashes.size();
-      follower.apply(std::exchange(changes, {}));
-      REQUIRE(follower.all() == cached(tree, false));
-      REQUIRE(table.num_blocks() == follower.paths.size());
+      subscriber.apply(std::exchange(changes, {}));
+      REQUIRE(subscriber.all() == cached(tree, false));
+      REQUIRE(table.num_blocks() == subscriber.paths.size());
     }
     CHECK(removed > 100);
-    Follower late;
+    Subscriber late;
     late.apply(table.all());
-    CHECK(late.paths == follower.paths);
+    CHECK(late.paths == subscriber.paths);
   }
 }
 

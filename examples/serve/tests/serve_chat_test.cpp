@@ -84,7 +84,7 @@ TEST_CASE("Llama 2's turns, whatever the order of the messages") {
         "<s>[INST] <tool_response>\n1\n</tool_response>\n\nb [/INST]");
 }
 
-TEST_CASE("system messages behind the first, tools that were asked for and what they answered") {
+TEST_CASE("system messages after the first, tools that were asked for and what they answered") {
   const std::vector<Message> history{
       {"user", "Weather?"},
       {"assistant", "I look.", {{"at", R"({"city": "Bern"})"}, {"a\"b", "{}"}}},
@@ -95,7 +95,7 @@ TEST_CASE("system messages behind the first, tools that were asked for and what 
   const std::string calls =
       "<tool_call>\n{\"name\": \"at\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>\n"
       "<tool_call>\n{\"name\": \"a\\\"b\", \"arguments\": {}}\n</tool_call>";
-  const std::string behind =
+  const std::string after_messages =
       "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSo?<|im_end|>\n"
       "<|im_start|>assistant\n";
   const std::string before =
@@ -104,13 +104,13 @@ TEST_CASE("system messages behind the first, tools that were asked for and what 
   const ChatTemplate plain(ChatTemplate::Family::chatml);
   CHECK(joined(plain.prompt(history)) ==
         before + "<|im_start|>tool\n<|im_end|>4<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n" +
-            behind);
+            after_messages);
   const ChatTemplate qwen = recognised("<|im_start|> <|im_end|> <tool_response>");
   CHECK(joined(qwen.prompt(history)) ==
         before +
             "<|im_start|>user\n<tool_response>\n<|im_end|>4\n</tool_response>\n"
             "<tool_response>\n5\n</tool_response><|im_end|>\n" +
-            behind);
+            after_messages);
   CHECK(
       joined(qwen.prompt(std::vector<Message>{{"assistant", "", {{"f", "{}"}}}, {"tool", "1"}})) ==
       "<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"

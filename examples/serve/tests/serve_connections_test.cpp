@@ -43,7 +43,7 @@ void check_statuses(const ScriptedSite& s,
 
 }  // namespace
 
-TEST_CASE("when all places are taken a request is told to come again") {
+TEST_CASE("a request is refused with 503 when the queue is full") {
   ServiceOptions options;
   options.max_requests = 2;
   ScriptedSite s({}, options);
@@ -65,7 +65,7 @@ TEST_CASE("when all places are taken a request is told to come again") {
   CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
 }
 
-TEST_CASE("a request for which there is no room in time is told to come again") {
+TEST_CASE("a request is refused with 503 when no memory is free in time") {
   ServiceOptions options;
   options.wait_seconds = 0.1;
   ScriptedSite s({}, options);
@@ -126,7 +126,7 @@ TEST_CASE("a client that goes away frees what it had") {
     CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
   }
   CHECK(s.site.service().counters().finished[static_cast<int>(Finish::cancelled)] == 2);
-  // While it waits for room.
+  // While it waits for memory.
   s.levers.full = true;
   {
     RawConnection connection(s.site.port());
@@ -161,8 +161,8 @@ TEST_CASE("when the engine breaks, replies say so") {
   CHECK(post(other, completions, Json{{"prompt", "abc"}}).status == 503);
   CHECK(reply_of(other.Get("/health")).status == 503);
   CHECK(reply_of(other.Get("/health")).body["status"] == "failed");
-  CHECK(reply_of(other.Get("/health")).body["reason"] == "it was told to break");
-  CHECK(reply_of(other.Get("/tree")).body["failure"] == "it was told to break");
+  CHECK(reply_of(other.Get("/health")).body["reason"] == "it was made to break");
+  CHECK(reply_of(other.Get("/tree")).body["failure"] == "it was made to break");
 }
 
 TEST_CASE("at the end new requests are refused, and those that run are answered") {
@@ -186,7 +186,7 @@ TEST_CASE("at the end new requests are refused, and those that run are answered"
   running.join();
 }
 
-TEST_CASE("bytes that are no requests are refused, and the server goes on") {
+TEST_CASE("bytes that are no requests are refused, and the server continues") {
   HttpOptions http;
   http.max_body = 1000;
   ScriptedSite s(http);
@@ -298,7 +298,7 @@ TEST_CASE("requests that come before the last is answered are answered in their 
   CHECK(third != std::string::npos);
 }
 
-TEST_CASE("behind the trailers of a chunked body the next request begins") {
+TEST_CASE("after the trailers of a chunked body the next request begins") {
   ScriptedSite s;
   RawConnection connection(s.site.port());
   const std::string chunked =

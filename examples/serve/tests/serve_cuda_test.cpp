@@ -14,7 +14,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "simt/runtime.hpp"
 #include "tests/support/random.hpp"
-// After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
+// After the fakes, which replace the CUDA runtime and ptx.cuh.
 #include "examples/support/cuda_attention.cuh"
 #include "files.hpp"
 #include "model/forward.hpp"

@@ -325,7 +325,7 @@ TEST_CASE("argmax is the first of the largest") {
 
 namespace {
 
-// In oneDNN's place: fails where a step has this many rows or more.
+// Instead of oneDNN: fails where a step has this many rows or more.
 std::size_t failing_rows = 0;
 void fails_for_many_rows(const detail::ProductCall& call) {
   if (failing_rows > 0 && call.rows >= failing_rows) throw std::runtime_error("too many rows");
@@ -378,7 +378,7 @@ TEST_CASE("a step that throws has not happened, and says whom it was about") {
   take();
   CHECK(engine->snapshot().chunks_used == 0);
   CHECK(cached[2] == 0);
-  // Nobody's text has changed by that.
+  // No text has changed by that.
   const auto expected = run_engine(model, pool, options, {first, second}, 1);
   for (const Request& request : {first, second}) {
     std::vector<int> whole = request.prompt;
@@ -443,7 +443,7 @@ TEST_CASE("a step's budget keeps to a time, within its bounds") {
     CAPTURE(per_token);
     CHECK((seconds <= 0.11 || budget.tokens() == StepBudget::least));
     CHECK((seconds >= 0.03 || budget.tokens() == 512));
-    CHECK(changes <= 4);  // it finds its place and stays there
+    CHECK(changes <= 4);  // it converges and stays there
     // One that slows down, as attention to a long prompt does, and rests that say little.
     for (int step = 0; step < 10; ++step) budget.computed(512, 10);
     CHECK(budget.tokens() == StepBudget::least);

@@ -148,7 +148,7 @@ TEST_CASE("each block format is read element by element") {
   }
 }
 
-TEST_CASE("a block of Q6_K has six bits from two places and a scale for each sixteen") {
+TEST_CASE("a block of Q6_K has six bits from two fields and a scale for each sixteen") {
   test::Random random(1);
   Bytes bytes(208);
   for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random.uniform(0, 255));
@@ -163,7 +163,7 @@ TEST_CASE("a block of Q6_K has six bits from two places and a scale for each six
   }
 }
 
-TEST_CASE("runs of Q4_K and Q5_K have scales and offsets of six bits from two places") {
+TEST_CASE("runs of Q4_K and Q5_K have scales and offsets of six bits from two fields") {
   test::Random random(2);
   Bytes scales(12), high(32), low(128);
   for (Bytes* bytes : {&scales, &high, &low})

@@ -71,14 +71,14 @@ TEST_CASE("a chat comes as a whole, and its content is text alone") {
   CHECK(post(client, chats, body).body["choices"][0]["message"]["content"] ==
         "<|im_start|>system\nA<|im_end|>\n<|im_start|>user\nBC<|im_en");
   body = user_says("x");
-  const auto full = post(client, chats, body);  // as much as there is room for
+  const auto full = post(client, chats, body);  // as much as fits
   CHECK(full.body["usage"]["total_tokens"] == 256);
 }
 
 TEST_CASE("a history that clients build is taken, with all that replies have") {
   ScriptedSite s;
   auto client = s.site.client();
-  const auto heard = [&](const std::string& messages) {
+  const auto messages_of = [&](const std::string& messages) {
     const std::string body = R"({"max_tokens": 1, "messages": )" + messages + "}";
     const auto reply = post(client, chats, body);
     CAPTURE(reply.body.dump());
@@ -90,7 +90,7 @@ TEST_CASE("a history that clients build is taken, with all that replies have") {
   };
   const std::string end = "<|im_end|>\n", asks = "<|im_start|>assistant\n";
   // What the openai package's model_dump() has of a reply that asks for a tool.
-  CHECK(heard(R"([{"role": "user", "content": "a"},
+  CHECK(messages_of(R"([{"role": "user", "content": "a"},
       {"content": null, "refusal": null, "role": "assistant", "annotations": [], "audio": null,
        "function_call": null, "tool_calls": [{"id": "call_1", "type": "function", "index": 0,
          "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
@@ -98,23 +98,23 @@ TEST_CASE("a history that clients build is taken, with all that replies have") {
         "<|im_start|>user\na" + end + asks +
             "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>" + end +
             "<|im_start|>tool\n7" + end + asks);
-  CHECK(heard(R"([{"role": "assistant", "content": "", "function_call": {"name": "g"}},
+  CHECK(messages_of(R"([{"role": "assistant", "content": "", "function_call": {"name": "g"}},
       {"role": "function", "name": "g", "content": null}])") ==
         asks + "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>" + end +
             "<|im_start|>tool\n" + end + asks);
-  CHECK(heard(R"([{"role": "assistant", "tool_calls": [{"type": "custom",
+  CHECK(messages_of(R"([{"role": "assistant", "tool_calls": [{"type": "custom",
       "custom": {"name": "h", "input": "a\"b"}}, {"function": {"name": "i", "arguments": {"y": 2}}}]}])") ==
         asks + "<tool_call>\n{\"name\": \"h\", \"arguments\": \"a\\\"b\"}\n</tool_call>\n" +
             "<tool_call>\n{\"name\": \"i\", \"arguments\": {\"y\":2}}\n</tool_call>" + end + asks);
-  CHECK(heard(R"([{"role": "user", "content": "a"}, {"role": "developer", "content": "b"},
+  CHECK(messages_of(R"([{"role": "user", "content": "a"}, {"role": "developer", "content": "b"},
       {"role": "system", "content": "c", "name": "me"}])") ==
         "<|im_start|>user\na" + end + "<|im_start|>system\nb" + end + "<|im_start|>system\nc" +
             end + asks);
-  CHECK(heard(R"([{"role": "assistant", "content": "a", "reasoning_content": "hm", "id": "x",
+  CHECK(messages_of(R"([{"role": "assistant", "content": "a", "reasoning_content": "hm", "id": "x",
       "reasoning": "hm", "annotations": [{"type": "url_citation"}], "parsed": {"x": 1},
       "reasoning_details": [{"type": "x"}], "prefix": false, "unknown": "", "other": {}}])") ==
         asks + "a" + end + asks);
-  CHECK(heard(R"([{"role": "assistant", "content": null, "refusal": "No."},
+  CHECK(messages_of(R"([{"role": "assistant", "content": null, "refusal": "No."},
       {"role": "assistant", "content": [{"type": "refusal", "refusal": "Never."}]},
       {"role": "assistant", "content": null, "audio": {"id": "a", "transcript": "Hm."}},
       {"role": "assistant", "content": null, "audio": {"id": "a"}}])") ==
@@ -123,7 +123,7 @@ TEST_CASE("a history that clients build is taken, with all that replies have") {
   Json body = user_says("b");
   body["max_tokens"] = 20;
   const Json mine = post(client, chats, body).body["choices"][0]["message"];
-  CHECK(heard(Json::array({mine}).dump()) ==
+  CHECK(messages_of(Json::array({mine}).dump()) ==
         asks + mine["content"].get<std::string>() + end + asks);
 }
 
@@ -431,7 +431,7 @@ TEST_CASE("several prompts are answered in their order, each with its choices") 
   }
   CHECK(streamed == said);
   CHECK(ended == 6);
-  // All of them have places, or none.
+  // All of them fit in the queue, or none.
   CHECK(post(client, completions, Json{{"prompt", {"a", "b", "c", "d", "e"}}}).status == 400);
   s.levers.held = true;
   std::thread runs([&] {
@@ -458,7 +458,7 @@ TEST_CASE("several prompts are answered in their order, each with its choices") 
   CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
 }
 
-TEST_CASE("routers are told what they ask of workers") {
+TEST_CASE("routers get what they ask workers for") {
   HttpOptions options;
   options.max_requests = 7;
   ScriptedSite s(options);
@@ -595,7 +595,7 @@ TEST_CASE("pages of the origins that were named may ask, and no others") {
     CHECK(reply.get_header_value("Access-Control-Allow-Headers") ==
           "authorization,content-type,x-stainless-os");
     CHECK(ask(origin, "/nonsense").status == 404);
-    // What it then asks is told to it, errors included.
+    // What it then asks is answered, errors included.
     for (const char* key : {"secret", "wrong"}) {
       const httplib::Headers headers{{"Origin", origin},
                                      {"Authorization", std::string("Bearer ") + key}};
@@ -656,13 +656,13 @@ TEST_CASE("the work of a body grows with its length alone, and what it is made o
   const ChatTemplate chat(ChatTemplate::Family::chatml);
   const Served served{"tiny", tokenizer.get(), &chat, "", 256, 16};
   const auto repeated = [](const std::string& before, const std::string& one, int count,
-                           const std::string& behind) {
+                           const std::string& end) {
     std::string body = before;
     for (int i = 0; i < count; ++i) body += one + (i + 1 < count ? "," : "");
-    return body + behind;
+    return body + end;
   };
   struct Kind {
-    const char *before, *one, *behind;
+    const char *before, *one, *end;
   };
   const Kind kinds[] = {
       {R"({"messages": [)", R"({"role":"user","content":""})", "]}"},
@@ -676,7 +676,7 @@ TEST_CASE("the work of a body grows with its length alone, and what it is made o
     const bool is_chat = std::string(kind.before).find("messages") != std::string::npos;
     std::string said;
     const auto seconds = [&](int count) {  // of this thread's processor time, the least of some
-      const std::string body = repeated(kind.before, kind.one, count, kind.behind);
+      const std::string body = repeated(kind.before, kind.one, count, kind.end);
       double least = 1e9;
       for (int round = 0; round < 5; ++round) {
         timespec start{}, end{};

@@ -63,7 +63,7 @@ float weight(const Matrix& matrix, std::size_t output, std::size_t input) {
 
 }  // namespace
 
-TEST_CASE("a checkpoint is read as its header says, each weight to its place") {
+TEST_CASE("a checkpoint is read as its header says, each weight to its matrix") {
   const test::TemporaryFile file(checkpoint(tiny_header, tiny_floats));
   const Model model = load_llama2c(file.path(), Element::fp32);
   CHECK(model.config.dim == 8);

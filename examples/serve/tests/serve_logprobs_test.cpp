@@ -43,7 +43,7 @@ std::size_t code_points(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a completion has its tokens, their log-probabilities and places") {
+TEST_CASE("a completion has its tokens, their log-probabilities and offsets") {
   ScriptedSite s;
   auto client = s.site.client();
   const Json body{{"prompt", "bé"}, {"max_tokens", 5}, {"logprobs", 2}};  // says bos, b, é, bos
@@ -101,7 +101,7 @@ TEST_CASE("a chat has the bytes of its tokens, too") {
         Json::array());
 }
 
-TEST_CASE("tokens of a stop string are not told") {
+TEST_CASE("tokens of a stop string are not returned") {
   ScriptedSite s;
   auto client = s.site.client();
   const Json body{{"prompt", {100, 101, 102, 103}},
@@ -117,7 +117,7 @@ TEST_CASE("tokens of a stop string are not told") {
   CHECK(streamed(client, completions, body, text) == reply.body["choices"][0]["logprobs"]);
 }
 
-TEST_CASE("of random texts and stop strings, the tokens told are those whose text is said") {
+TEST_CASE("of random texts and stop strings, the tokens returned are those whose text is") {
   Random random(31);
   const auto tokenizer = byte_tokenizer(300);
   for (int round = 0; round < scaled(300); ++round) {
@@ -125,7 +125,7 @@ TEST_CASE("of random texts and stop strings, the tokens told are those whose tex
     if (round % 3 != 0) stop = {"aba", "é€"};
     ChoiceText choice(*tokenizer, -1, stop);
     const char* const letters[] = {"a", "b", "é", "€", "\xff", "\xc3"};
-    std::vector<int> tokens, told;
+    std::vector<int> tokens, returned;
     std::string said;
     for (int i = 0; i < 20 && !choice.stopped(); ++i)
       for (const char c : std::string(letters[random.index(6)])) {
@@ -135,20 +135,21 @@ TEST_CASE("of random texts and stop strings, the tokens told are those whose tex
         said += choice.push(token, {{token, -1.0f}});
         for (const ScoredToken& one : choice.take_scored()) {
           CHECK(one.offset < code_points(said));
-          told.push_back(one.logprobs.front().token);
+          returned.push_back(one.logprobs.front().token);
         }
       }
     if (!choice.stopped()) said += choice.finish();
-    for (const ScoredToken& one : choice.take_scored()) told.push_back(one.logprobs.front().token);
-    REQUIRE(told.size() <= tokens.size());
-    CHECK(std::equal(told.begin(), told.end(), tokens.begin()));
+    for (const ScoredToken& one : choice.take_scored())
+      returned.push_back(one.logprobs.front().token);
+    REQUIRE(returned.size() <= tokens.size());
+    CHECK(std::equal(returned.begin(), returned.end(), tokens.begin()));
     if (!choice.stopped()) {
-      CHECK(told == tokens);
+      CHECK(returned == tokens);
       continue;
     }
-    Utf8Stream stream;  // of the tokens told, which is all that was said
+    Utf8Stream stream;  // of the tokens returned, which is all that was said
     std::string text;
-    for (const int token : told) text += stream.push(tokenizer->decode(-1, token));
+    for (const int token : returned) text += stream.push(tokenizer->decode(-1, token));
     CHECK(text + stream.finish() == said);
   }
 }

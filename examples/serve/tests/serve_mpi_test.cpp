@@ -39,8 +39,8 @@ bool have_mpirun() {
 const std::string ranks_program = "'" SERVE_MPI_RANKS "' ";
 const std::string generate = "'" SERVE_PROGRAM "' generate --parallel tensor --check ";
 
-/// Of the model below in fp32. The greatest logit leads by 0.14 or more everywhere, a hundred
-/// thousand times what another order of sums changes.
+/// Of the model that follows in fp32. The greatest logit leads by 0.14 or more everywhere, a
+/// hundred thousand times what another order of sums changes.
 const std::string tiny_prompts = R"([
   {"prompt": "a", "max_tokens": 24, "text": "accccb a a a a a a a a a a a a a a"},
   {"prompt": "cba ab", "max_tokens": 24, "text": "cba abababababcccccb a a a a a a a a a"},

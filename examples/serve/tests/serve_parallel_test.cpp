@@ -43,7 +43,7 @@ Config random_config(test::Random& random, int ranks) {
   return c;
 }
 
-/// What some models have beside matrices: biases, and norms of heads and behind blocks.
+/// What some models have beside matrices: biases, and norms of heads and after blocks.
 void adorn(Model& model, test::Random random) {
   const Config& c = model.config;
   const auto fill = [&random](std::vector<float>& values, int size) {
@@ -86,7 +86,7 @@ std::vector<float> logits_of(const Model& model, Products& products,
   return all;
 }
 
-/// Runs script(engine) on rank 0 of `size`, with the others behind it. All ranks' counts are the
+/// Runs script(engine) on rank 0 of `size`, with the others after it. All ranks' counts are the
 /// same in the end.
 template <class Script>
 void run_engines(int size, const Config& config, const EngineOptions& options,
@@ -205,7 +205,7 @@ TEST_CASE("what cannot be split is refused with both numbers") {
   CHECK(refusal(config, 2).empty());
 }
 
-TEST_CASE("a rank whose model or options are others is told so") {
+TEST_CASE("a rank whose model or options differ gets an error") {
   test::run_ranks(3, [](Communicator& ranks) {
     chunkattn::ThreadPool pool(1);
     const Config config{48, 40, 1, 6, 3, 50, 64, true, 1e-5f, 10000.0f};
@@ -268,7 +268,7 @@ TEST_CASE("in any company, and with whatever ends early, each choice says what i
       Request wrong = requests[0];
       wrong.id = 99;
       wrong.choices = 0;
-      CHECK_THROWS_AS(engine.submit(wrong), std::invalid_argument);  // and nobody hears of it
+      CHECK_THROWS_AS(engine.submit(wrong), std::invalid_argument);  // and no rank gets it
       while (engine.step(now++)) {
       }
       listen(engine, texts, open);

@@ -68,7 +68,7 @@ std::string refusal(const Sampling& sampling) {
 // --- a batch
 // ---------------------------------------------------------------------------------------
 
-/// What became of a choice: its tokens, and every number that was told of them.
+/// What became of a choice: its tokens, and every number that was reported of them.
 struct Said {
   std::vector<int> tokens;
   std::vector<std::pair<int, float>> logprobs;
@@ -279,7 +279,7 @@ TEST_CASE("each request of a batch is sampled by its own parameters, as if it we
   CHECK(s.run(requests, 400) == alone);
 }
 
-TEST_CASE("an engine adds biases, counts what it generates for each choice, and tells of neither") {
+TEST_CASE("an engine adds biases, counts what it generates for each choice, and reports neither") {
   SmallModel s;
   Request request;
   request.prompt = {5, 100, 6};

@@ -29,7 +29,7 @@ Matrix random_matrix(std::size_t outputs, std::size_t inputs, Element element,
   return matrix;
 }
 
-/// Activations as products want them: with zeros behind the inputs.
+/// Activations as products want them: with zeros after the inputs.
 std::vector<float> random_input(std::size_t rows, const Matrix& matrix, test::Random& random) {
   std::vector<float> x(row_room(rows) * matrix.stride());
   for (std::size_t r = 0; r < rows; ++r)
@@ -52,7 +52,7 @@ std::vector<float> product(chunkattn::ThreadPool& pool, ProductKind kind, std::s
   return out;
 }
 
-// In oneDNN's place: has products of these elements only, and counts them.
+// Instead of oneDNN: has products of these elements only, and counts them.
 int num_fp32 = 0, num_bf16 = 0;
 void only_fp32(const detail::ProductCall& call) {
   if (call.element == Element::bf16) throw std::runtime_error("no such primitive");

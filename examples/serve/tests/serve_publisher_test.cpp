@@ -82,7 +82,7 @@ struct Setup {
     for (const std::string& address : {options.address, options.replay})  // ZeroMQ leaves the files
       ::unlink(address.c_str() + std::string_view("ipc://").size());
   }
-  /// All from this number on, without the mark behind them.
+  /// All from this number on, without the mark after them.
   std::vector<Message> replay(std::uint64_t from) {
     std::uint8_t bytes[8];
     for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::uint8_t>(from >> (56 - 8 * i));
@@ -152,28 +152,28 @@ TEST_CASE("a message is what vLLM publishes") {
   CHECK(stored[6] == "GPU");
   s.pass({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
   messages = s.replay_until(3);
-  CHECK(messages[2].payload[1][0][2] == stored[1][1]);  // it goes on from there
+  CHECK(messages[2].payload[1][0][2] == stored[1][1]);  // it continues from there
   s.pass({20, 21, 22, 23, 24, 25, 26, 27});             // one chunk is free, one is evicted
   messages = s.replay_until(4);
   const Json removed = messages[3].payload[1][0];
   CHECK(removed == Json::array({"BlockRemoved", messages[2].payload[1][0][1], "GPU"}));
-  // The same over the first socket, once the publisher has heard of it.
+  // The same over the first socket, once the publisher has got the subscription.
   s.events.set(zmq::sockopt::rcvtimeo, 10);
   zmq::message_t topic;
-  bool heard_one = false;
-  for (int i = 0; i < limit_ms / 10 && !heard_one; ++i) {
+  bool is_subscribed = false;
+  for (int i = 0; i < limit_ms / 10 && !is_subscribed; ++i) {
     s.pass({100 + i, 2, 3, 4});
-    heard_one = s.events.recv(topic).has_value();
+    is_subscribed = s.events.recv(topic).has_value();
   }
-  REQUIRE(heard_one);
+  REQUIRE(is_subscribed);
   CHECK(topic.to_string() == "kv-events");
   const auto frames = receive(s.events);
   REQUIRE(frames.size() == 2);
-  const Message heard = message_of(frames[0], frames[1]);
-  const auto sent_again = s.replay(heard.number);
+  const Message message = message_of(frames[0], frames[1]);
+  const auto sent_again = s.replay(message.number);
   REQUIRE(!sent_again.empty());
-  CHECK(sent_again[0].number == heard.number);
-  CHECK(sent_again[0].payload == heard.payload);
+  CHECK(sent_again[0].number == message.number);
+  CHECK(sent_again[0].payload == message.payload);
 }
 
 TEST_CASE("one message stands for those that are kept no longer") {
@@ -194,9 +194,9 @@ TEST_CASE("one message stands for those that are kept no longer") {
   CHECK(kept[0].payload[1].size() < 5);
 }
 
-TEST_CASE("blocks below the tree have media of their own") {
+TEST_CASE("blocks in lower tiers have media of their own") {
   using Tree = chunkattn::PrefixTree<int, 4, chunkattn::PoolAllocator, chunkattn::Lru>;
-  using Below = chunkattn::Tiers<Tree, chunkattn::KvCache<chunkattn::Cpu, float>>;
+  using TreeTiers = chunkattn::Tiers<Tree, chunkattn::KvCache<chunkattn::Cpu, float>>;
   for (const bool with_tenants : {false, true}) {
     CAPTURE(with_tenants);
     Setup s(/*num_batches=*/1, with_tenants);
@@ -209,17 +209,17 @@ TEST_CASE("blocks below the tree have media of their own") {
     TierMirror mirror(4);
     const auto tier_log =
         std::make_shared<TierLog>(std::vector{TierEvent::Medium::memory, TierEvent::Medium::files});
-    Below::Options options;
+    TreeTiers::Options options;
     options.model = "m";
     options.threads = false;
-    std::map<std::string, chunkattn::TierStore::Key> told;
-    options.observer = std::make_shared<TierFollower<Below>>(tier_log);
+    std::map<std::string, chunkattn::TierStore::Key> names;
+    options.observer = std::make_shared<TierLogObserver<TreeTiers>>(tier_log);
     const TierSink sink = [&](const TierEvent& event, std::span<const int> tokens) {
       mirror.apply(event, tokens);
-      if (event.name_space.tenant == 0) told[event.block.text()] = event.block;
+      if (event.name_space.tenant == 0) names[event.block.text()] = event.block;
       publisher.add(event, tokens);
     };
-    Below below(tree, cache, {memory, slow}, std::move(options));
+    TreeTiers tiers(tree, cache, {memory, slow}, std::move(options));
     const chunkattn::CacheEvents tree_events(
         tree, [&](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
           publisher.add(event, tokens);
@@ -228,8 +228,8 @@ TEST_CASE("blocks below the tree have media of their own") {
     // What somebody knows who gets all messages; the replay stands for those of them.
     std::map<std::string, std::map<std::uint64_t, Json>> media;  // by medium: hash -> its tokens
     std::size_t removed = 0;
-    std::uint64_t heard = 0;
-    const auto hear = [&](const Message& message) {
+    std::uint64_t last_number = 0;
+    const auto apply = [&](const Message& message) {
       for (const Json& event : message.payload[1]) {
         if (event[0] == "AllBlocksCleared") {
           media.clear();
@@ -252,14 +252,14 @@ TEST_CASE("blocks below the tree have media of their own") {
           }
         }
       }
-      heard = message.number;
+      last_number = message.number;
     };
-    heard = s.replay_until(1)[0].number;
+    last_number = s.replay_until(1)[0].number;
     for (int round = 0; round < 40; ++round) {
       const std::uint64_t tenant = round % 4 == 3 ? 1 : 0;
       std::vector<int> prompt(static_cast<std::size_t>(9 + round % 8), round % 5);
       auto sequence = tree.insert(prompt, {.name_space = {.tenant = tenant}});
-      auto load = below.load(sequence);
+      auto load = tiers.load(sequence);
       load.wait(sequence);
       for (auto range = sequence.loadable(); !range.empty(); range = sequence.loadable())
         sequence.mark_loaded(range);
@@ -269,23 +269,23 @@ TEST_CASE("blocks below the tree have media of their own") {
       other.leave();
       if (round == 25) {
         tree.clear();
-        below.reopen("other");
+        tiers.reopen("other");
       }
-      below.flush();
+      tiers.flush();
       tier_log->deliver(sink);
       publisher.flush();
       std::vector<Message> kept;
-      for (int tries = 0; tries < 10000 && kept.empty(); ++tries) kept = s.replay(heard + 1);
+      for (int tries = 0; tries < 10000 && kept.empty(); ++tries) kept = s.replay(last_number + 1);
       REQUIRE(kept.size() == 1);
-      REQUIRE(kept[0].number == heard + 1);
-      hear(kept[0]);
+      REQUIRE(kept[0].number == last_number + 1);
+      apply(kept[0]);
     }
     CHECK(removed > 20);
     if (!with_tenants) {
       for (const auto& [name, medium] : {std::pair("CPU", TierEvent::Medium::memory),
                                          std::pair("DISK", TierEvent::Medium::files)}) {
         std::size_t held = 0;
-        for (const auto& [text, key] : told) held += mirror.has(medium, key) ? 1 : 0;
+        for (const auto& [text, key] : names) held += mirror.has(medium, key) ? 1 : 0;
         CHECK(held > 0);
         CHECK(media[name].size() == held);
       }
@@ -294,7 +294,7 @@ TEST_CASE("blocks below the tree have media of their own") {
       CHECK(media["DISK"].size() == mirror.num_blocks(TierEvent::Medium::files));
     }
     const auto expected = media;
-    hear(s.replay(0).at(0));  // all that is kept no longer
+    apply(s.replay(0).at(0));  // all that is kept no longer
     CHECK(media == expected);
   }
 }
@@ -310,7 +310,7 @@ TEST_CASE("tenants with a salt are published where that is asked for") {
   CHECK(loud.replay_until(2)[1].payload[1][0][3] == Json::array({1, 2, 3, 4}));
 }
 
-TEST_CASE("requests that are none get no answer, and harm nobody") {
+TEST_CASE("requests that are none get no answer, and do no harm") {
   Setup s;
   for (const std::string_view text : {"", "short", "much too long for a number"}) {
     s.again.send(zmq::const_buffer(), zmq::send_flags::sndmore);

@@ -1,5 +1,5 @@
-// The engine on a simulated clock: whatever joins, leaves, is cancelled or has to make room, each
-// choice says what it says alone, ends once, and leaves nothing behind.
+// The engine on a simulated clock: whatever joins, leaves, is cancelled or is preempted, each
+// choice says what it says alone, ends once, and leaves nothing in use.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ struct Fixture {
 };
 
 /// What became of one choice.
-struct Told {
+struct Result {
   std::vector<int> tokens;
   Finish finish = Finish::none;
   std::size_t cached = 0;
@@ -59,10 +59,10 @@ struct Told {
 using Key = std::pair<RequestId, int>;
 
 /// Takes all events; checks what holds of any order of events.
-void listen(Engine& engine, std::map<Key, Told>& told) {
+void collect(Engine& engine, std::map<Key, Result>& results) {
   for (const Event& event : engine.take_events()) {
-    Told& one = told[{event.id, event.choice}];
-    CHECK(one.finish == Finish::none);  // nothing behind the last
+    Result& one = results[{event.id, event.choice}];
+    CHECK(one.finish == Finish::none);  // nothing after the last
     CHECK((event.token >= 0 || event.finish != Finish::none));
     CHECK((one.events == 0 || event.cached == 0));
     ++one.events;
@@ -72,11 +72,11 @@ void listen(Engine& engine, std::map<Key, Told>& told) {
   }
 }
 
-std::map<Key, Told> run_to_end(Engine& engine) {
-  std::map<Key, Told> told;
-  while (engine.step(0)) listen(engine, told);
-  listen(engine, told);
-  return told;
+std::map<Key, Result> run_to_end(Engine& engine) {
+  std::map<Key, Result> results;
+  while (engine.step(0)) collect(engine, results);
+  collect(engine, results);
+  return results;
 }
 
 void check_snapshot(const TreeSnapshot& shot, const EngineOptions& options) {
@@ -137,9 +137,9 @@ std::vector<Client> random_clients(test::Random& random, int count) {
 }
 
 /// Runs all clients against one engine.
-std::map<Key, Told> serve_all(Engine& engine, const EngineOptions& options,
-                              const std::vector<Client>& clients) {
-  std::map<Key, Told> told;
+std::map<Key, Result> serve_all(Engine& engine, const EngineOptions& options,
+                                const std::vector<Client>& clients) {
+  std::map<Key, Result> results;
   double now = 0;
   for (bool worked = true, waits = true; worked || waits; ++now) {
     waits = false;
@@ -148,21 +148,21 @@ std::map<Key, Told> serve_all(Engine& engine, const EngineOptions& options,
       if (client.cancel == now) engine.cancel(client.request.id);
       waits = waits || client.arrival > now;
     }
-    engine.cancel(clients.size() + 7);  // nobody
+    engine.cancel(clients.size() + 7);  // unknown
     engine.stop(clients.size() + 7, 0);
     engine.stop(0, 99);
     worked = engine.step(now);
     check_snapshot(engine.snapshot(), options);
-    listen(engine, told);
+    collect(engine, results);
     for (const Client& client : clients)
       for (int choice = 0; client.stop_after && choice < client.request.choices; ++choice) {
-        const auto found = told.find({client.request.id, choice});
-        if (found != told.end() && found->second.tokens.size() >= *client.stop_after)
+        const auto found = results.find({client.request.id, choice});
+        if (found != results.end() && found->second.tokens.size() >= *client.stop_after)
           engine.stop(client.request.id, choice);
       }
-    listen(engine, told);
+    collect(engine, results);
   }
-  return told;
+  return results;
 }
 
 }  // namespace
@@ -173,7 +173,7 @@ TEST_CASE("in any company, each choice says what it says alone") {
   for (int round = 0; round < test::scaled(2); ++round) {
     const auto clients = random_clients(random, 24);
     const std::vector<int> ends{random.uniform(3, 59)};
-    std::map<Key, Told> alone;
+    std::map<Key, Result> alone;
     EngineOptions plenty = fixture.options();
     plenty.stop = ends;
     for (const Client& client : clients) {
@@ -181,7 +181,7 @@ TEST_CASE("in any company, each choice says what it says alone") {
       Request request = client.request;
       request.deadline = request.start_by = forever;
       engine->submit(request);
-      for (auto& [key, told] : run_to_end(*engine)) alone[key] = std::move(told);
+      for (auto& [key, results] : run_to_end(*engine)) alone[key] = std::move(results);
     }
     for (const Mode mode : all_modes)
       for (const Preempt preempt : both_preempts) {
@@ -196,15 +196,15 @@ TEST_CASE("in any company, each choice says what it says alone") {
         CAPTURE(static_cast<int>(mode));
         CAPTURE(static_cast<int>(preempt));
         const auto engine = fixture.engine(options);
-        const auto told = serve_all(*engine, options, clients);
+        const auto results = serve_all(*engine, options, clients);
         check_empty(*engine, options);
         for (const Client& client : clients)
           for (int choice = 0; choice < client.request.choices; ++choice) {
             CAPTURE(client.request.id);
             CAPTURE(choice);
-            REQUIRE(told.contains({client.request.id, choice}));
-            const Told& one = told.at({client.request.id, choice});
-            const Told& expected = alone.at({client.request.id, choice});
+            REQUIRE(results.contains({client.request.id, choice}));
+            const Result& one = results.at({client.request.id, choice});
+            const Result& expected = alone.at({client.request.id, choice});
             CHECK(one.finish != Finish::none);
             REQUIRE(one.tokens.size() <= expected.tokens.size());
             CHECK(std::equal(one.tokens.begin(), one.tokens.end(), expected.tokens.begin()));
@@ -235,7 +235,7 @@ TEST_CASE("who shares with those that run joins before others that came earlier"
     for (const int own : {20 + i, 1, 2}) request.prompt.push_back(own);
     request.max_length = 50;
   }
-  std::map<Key, Told> told[2];
+  std::map<Key, Result> results[2];
   std::size_t distinct[2];
   for (const Order order : {Order::fcfs, Order::cache}) {
     EngineOptions options = fixture.options();
@@ -244,18 +244,18 @@ TEST_CASE("who shares with those that run joins before others that came earlier"
     const auto engine = fixture.engine(options);
     for (const Request& request : requests) engine->submit(request);
     const auto which = static_cast<std::size_t>(order);
-    told[which] = run_to_end(*engine);
+    results[which] = run_to_end(*engine);
     distinct[which] = engine->stats().distinct_tokens;
     CHECK(engine->stats().peak_sequences == 4);
     CHECK(engine->stats().unshared_tokens >= 4 * 43);
   }
-  CHECK(told[0].size() == 16);
-  for (const auto& [key, one] : told[0]) CHECK(one.tokens == told[1].at(key).tokens);
+  CHECK(results[0].size() == 16);
+  for (const auto& [key, one] : results[0]) CHECK(one.tokens == results[1].at(key).tokens);
   CHECK(distinct[0] >= 2 * 40 + 4 * 3);
   CHECK(distinct[1] < 40 + 4 * 10);
 }
 
-TEST_CASE("a sequence that makes room is computed again, or copied out and back") {
+TEST_CASE("a sequence that is preempted is computed again, or copied out and back") {
   Fixture fixture;
   // Two of 16 and 32 more tokens: 6 chunks each, where there are 8. Both join; the second leaves
   // when both have 4, with 31 tokens computed, and the first takes 2 of its chunks: 16 are left.
@@ -269,17 +269,17 @@ TEST_CASE("a sequence that makes room is computed again, or copied out and back"
   const auto expected = [&] {
     const auto engine = fixture.engine(options);
     for (const Request& request : requests) engine->submit(request);
-    const auto told = run_to_end(*engine);
+    const auto results = run_to_end(*engine);
     CHECK(engine->stats().preemptions == 0);
-    return told;
+    return results;
   }();
   options.max_chunks = 8;
   const auto run = [&](EngineStats& stats) {
     const auto engine = fixture.engine(options);
     for (const Request& request : requests) engine->submit(request);
-    const auto told = run_to_end(*engine);
+    const auto results = run_to_end(*engine);
     check_empty(*engine, options);
-    for (const auto& [key, one] : told) CHECK(one.tokens == expected.at(key).tokens);
+    for (const auto& [key, one] : results) CHECK(one.tokens == expected.at(key).tokens);
     stats = engine->stats();
     CHECK(stats.preemptions == 1);
   };
@@ -314,7 +314,7 @@ TEST_CASE("swapping copies what is private, not what others have") {
     request.max_length = 56;
     engine->submit(request);
   }
-  const auto told = run_to_end(*engine);  // 4 chunks in common, and 3 each
+  const auto results = run_to_end(*engine);  // 4 chunks in common, and 3 each
   CHECK(engine->stats().preemptions == 1);
   CHECK(engine->stats().swaps == 1);
   CHECK(engine->stats().swapped_tokens > 0);
@@ -352,7 +352,7 @@ TEST_CASE("sixty requests at once get all their tokens from ten chunks") {
   }
 }
 
-TEST_CASE("one that made room twice makes room again only when it has got a token") {
+TEST_CASE("one that was preempted twice is preempted again only when it has got a token") {
   test::Random random(3);
   Fixture fixture;
   for (int round = 0; round < test::scaled(1); ++round) {
@@ -392,10 +392,10 @@ TEST_CASE("the choices of a request compute its prompt once, except where nothin
     const auto engine = fixture.engine(options);
     Request request{5, std::vector<int>(21, 7), 31, 4, {1.0, 1.0, 99}};
     engine->submit(request);
-    const auto told = run_to_end(*engine);
-    REQUIRE(told.size() == 4);
+    const auto results = run_to_end(*engine);
+    REQUIRE(results.size() == 4);
     std::set<std::vector<int>> texts;
-    for (const auto& [key, one] : told) {
+    for (const auto& [key, one] : results) {
       CHECK(one.tokens.size() == 10);
       CHECK(one.finish == Finish::length);
       texts.insert(one.tokens);
@@ -443,25 +443,25 @@ TEST_CASE("a request ends when its time has passed, also where it never ran") {
   engine->submit({.id = 2, .prompt = {6, 7}, .max_length = 20, .choices = 3, .deadline = 1.5});
   engine->submit({3, {8}, 3});
   CHECK(engine->waiting() == 3);
-  std::map<Key, Told> told;
+  std::map<Key, Result> results;
   for (int now = 0; now < 2; ++now) CHECK(engine->step(now));
   CHECK(engine->waiting() == 2);
   CHECK(engine->step(2));
   CHECK(engine->waiting() == 1);
-  listen(*engine, told);
+  collect(*engine, results);
   for (int choice = 0; choice < 3; ++choice) {
-    CHECK(told.at({2, choice}).finish == Finish::deadline);
-    CHECK(told.at({2, choice}).tokens.empty());
+    CHECK(results.at({2, choice}).finish == Finish::deadline);
+    CHECK(results.at({2, choice}).tokens.empty());
   }
-  for (double now = 3; engine->step(now); ++now) listen(*engine, told);
-  listen(*engine, told);
-  CHECK(told.at({1, 0}).finish == Finish::deadline);
-  CHECK(told.at({1, 0}).tokens.size() == 5);  // steps at 0, 1, 2, 3 and 4: not yet past it
-  CHECK(told.at({3, 0}).finish == Finish::length);
+  for (double now = 3; engine->step(now); ++now) collect(*engine, results);
+  collect(*engine, results);
+  CHECK(results.at({1, 0}).finish == Finish::deadline);
+  CHECK(results.at({1, 0}).tokens.size() == 5);  // steps at 0, 1, 2, 3 and 4: not yet past it
+  CHECK(results.at({3, 0}).finish == Finish::length);
   check_empty(*engine, options);
 }
 
-TEST_CASE("a request for which there was no room until its time has passed ends") {
+TEST_CASE("a request for which there was no memory until its time has passed ends") {
   Fixture fixture;
   EngineOptions options = fixture.options();
   options.max_sequences = 1;
@@ -471,22 +471,22 @@ TEST_CASE("a request for which there was no room until its time has passed ends"
     request.start_by = start_by;
     engine->submit(std::move(request));
   };
-  submit(1, 12, 0);  // it joins at 0, and goes on
+  submit(1, 12, 0);  // it joins at 0, and continues
   submit(2, 5, 3);
   submit(3, 5, forever);
-  std::map<Key, Told> told;
+  std::map<Key, Result> results;
   for (int now = 0; now < 4; ++now) CHECK(engine->step(now));
-  listen(*engine, told);
+  collect(*engine, results);
   CHECK(engine->waiting() == 2);
   CHECK(engine->step(4));
   CHECK(engine->waiting() == 1);
-  for (double now = 5; engine->step(now); ++now) listen(*engine, told);
-  listen(*engine, told);
+  for (double now = 5; engine->step(now); ++now) collect(*engine, results);
+  collect(*engine, results);
   for (int choice = 0; choice < 2; ++choice) {
-    CHECK(told.at({1, choice}).finish == Finish::length);
-    CHECK(told.at({2, choice}).finish == Finish::late);
-    CHECK(told.at({2, choice}).tokens.empty());
-    CHECK(told.at({3, choice}).finish == Finish::length);
+    CHECK(results.at({1, choice}).finish == Finish::length);
+    CHECK(results.at({2, choice}).finish == Finish::late);
+    CHECK(results.at({2, choice}).tokens.empty());
+    CHECK(results.at({3, choice}).finish == Finish::length);
   }
   check_empty(*engine, options);
 }
@@ -496,22 +496,22 @@ TEST_CASE("what is cancelled or stopped leaves at once") {
   const EngineOptions options = fixture.options();
   const auto engine = fixture.engine(options);
   engine->submit({1, std::vector<int>(20, 5), 60, 2});
-  std::map<Key, Told> told;
+  std::map<Key, Result> results;
   for (int i = 0; i < 3; ++i) CHECK(engine->step(0));
   engine->stop(1, 0);
   engine->stop(1, 0);
   engine->stop(1, -1);
-  listen(*engine, told);
-  CHECK(told.at({1, 0}).finish == Finish::stop);
-  CHECK(told.at({1, 0}).tokens.size() == 3);
-  CHECK(told.at({1, 1}).finish == Finish::none);
+  collect(*engine, results);
+  CHECK(results.at({1, 0}).finish == Finish::stop);
+  CHECK(results.at({1, 0}).tokens.size() == 3);
+  CHECK(results.at({1, 1}).finish == Finish::none);
   CHECK(engine->step(0));
   engine->cancel(1);
   engine->cancel(1);
   CHECK(engine->snapshot().chunks_used == 0);
-  listen(*engine, told);
-  CHECK(told.at({1, 1}).finish == Finish::cancelled);
-  CHECK(told.at({1, 1}).tokens.size() == 4);
+  collect(*engine, results);
+  CHECK(results.at({1, 1}).finish == Finish::cancelled);
+  CHECK(results.at({1, 1}).tokens.size() == 4);
   check_empty(*engine, options);
   engine->submit({1, {3}, 5});  // the id is free again
   CHECK(run_to_end(*engine).at({1, 0}).tokens.size() == 4);

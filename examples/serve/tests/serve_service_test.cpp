@@ -1,4 +1,4 @@
-// The service without HTTP: what requests hear, refusals, cancellation, deadlines, the end of it
+// The service without HTTP: what requests get, refusals, cancellation, deadlines, the end of it
 // all.
 #include <doctest/doctest.h>
 
@@ -34,25 +34,25 @@ struct Setup {
   }
 };
 
-struct Heard {
+struct Received {
   std::string text;
   std::size_t tokens = 0;
   Finish finish = Finish::none;
 };
 
 /// All that a request says.
-std::vector<Heard> hear(Service::Ticket& ticket, int choices) {
-  std::vector<Heard> heard(static_cast<std::size_t>(choices));
+std::vector<Received> receive(Service::Ticket& ticket, int choices) {
+  std::vector<Received> received(static_cast<std::size_t>(choices));
   for (int running = choices; running > 0;)
     for (const Piece& piece : ticket.channel().take(std::chrono::seconds(1))) {
-      Heard& one = heard[static_cast<std::size_t>(piece.choice)];
+      Received& one = received[static_cast<std::size_t>(piece.choice)];
       CHECK(one.finish == Finish::none);
       one.text += piece.text;
       one.tokens += piece.tokens;
       one.finish = piece.finish;
       if (piece.finish != Finish::none) --running;
     }
-  return heard;
+  return received;
 }
 
 std::optional<Refused::Reason> refusal(Service& service, Job job) {
@@ -66,13 +66,13 @@ std::optional<Refused::Reason> refusal(Service& service, Job job) {
 
 }  // namespace
 
-TEST_CASE("a request hears its text to the end, in characters") {
+TEST_CASE("a request gets its text to the end, in characters") {
   Setup s;
   auto ticket = s.service.submit(s.job("é€", 7));
-  const auto heard = hear(ticket, 1);
-  CHECK(heard[0].text == "é€é");
-  CHECK(heard[0].tokens == 7);
-  CHECK(heard[0].finish == Finish::length);
+  const auto received = receive(ticket, 1);
+  CHECK(received[0].text == "é€é");
+  CHECK(received[0].tokens == 7);
+  CHECK(received[0].finish == Finish::length);
   CHECK(ticket.channel().cached() == 1);
   const ServiceCounters counters = s.service.counters();
   CHECK(counters.requests == 0);
@@ -91,19 +91,19 @@ TEST_CASE("a stop string ends the choice that says it") {
   job.choices = 3;
   job.stop = {"never", "END"};
   auto ticket = s.service.submit(job);
-  for (const Heard& one : hear(ticket, 3)) {
+  for (const Received& one : receive(ticket, 3)) {
     CHECK(one.text == "one two ");
     CHECK(one.finish == Finish::stop);
     CHECK(one.tokens == 11);
   }
   job.max_tokens = 11;  // its last letter is the last token
   auto at_the_end = s.service.submit(job);
-  CHECK(hear(at_the_end, 3)[2].finish == Finish::stop);
+  CHECK(receive(at_the_end, 3)[2].finish == Finish::stop);
   job.max_tokens = 10;
   auto too_short = s.service.submit(job);
-  const auto heard = hear(too_short, 3);
-  CHECK(heard[1].text == "one two EN");
-  CHECK(heard[1].finish == Finish::length);
+  const auto received = receive(too_short, 3);
+  CHECK(received[1].text == "one two EN");
+  CHECK(received[1].finish == Finish::length);
 }
 
 TEST_CASE("many threads are served at once, each its own text") {
@@ -134,7 +134,7 @@ TEST_CASE("many threads are served at once, each its own text") {
   CHECK(s.service.counters().requests == 0);
 }
 
-TEST_CASE("more requests than there are places are refused, and served when there is one") {
+TEST_CASE("more requests than the queue holds are refused, and served when it has space") {
   ServiceOptions options;
   options.max_requests = 3;
   Setup s(options);
@@ -150,7 +150,7 @@ TEST_CASE("more requests than there are places are refused, and served when ther
   CHECK(s.service.counters().finished[static_cast<int>(Finish::cancelled)] == 1);
   auto next = s.service.submit(s.job("xy", 4));
   s.levers.held = false;
-  CHECK(hear(next, 1)[0].text == "xyxy");
+  CHECK(receive(next, 1)[0].text == "xyxy");
 }
 
 TEST_CASE("what the engine refuses is refused with its words") {
@@ -171,10 +171,10 @@ TEST_CASE("a request ends at its deadline") {
   options.request_seconds = 0;
   Setup s(options);
   auto ticket = s.service.submit(s.job("abc", 5));
-  CHECK(hear(ticket, 1)[0].finish == Finish::deadline);
+  CHECK(receive(ticket, 1)[0].finish == Finish::deadline);
 }
 
-TEST_CASE("a request that waits too long for room is refused, and gives its place back") {
+TEST_CASE("a request that waits too long for memory is refused, and leaves the queue") {
   ServiceOptions options;
   options.wait_seconds = 0.2;
   Setup s(options);
@@ -202,9 +202,9 @@ TEST_CASE("a request that waits too long for room is refused, and gives its plac
   CHECK(s.service.counters().refused[static_cast<int>(Refused::Reason::late)] == 1);
   s.levers.full = false;
   s.levers.held = false;
-  CHECK(hear(runs, 1)[0].finish == Finish::length);
+  CHECK(receive(runs, 1)[0].finish == Finish::length);
   auto next = s.service.submit(s.job("xy", 4));
-  CHECK(hear(next, 1)[0].text == "xyxy");
+  CHECK(receive(next, 1)[0].text == "xyxy");
 }
 
 TEST_CASE("salts make tenants") {
@@ -213,7 +213,7 @@ TEST_CASE("salts make tenants") {
   const auto tenant_of = [&](const std::string& salt) {
     job.cache_salt = salt;
     auto ticket = s.service.submit(job);
-    (void)hear(ticket, 1);
+    (void)receive(ticket, 1);
     return s.levers.tenant.load();
   };
   CHECK(tenant_of("") == 0);
@@ -229,7 +229,7 @@ TEST_CASE("a service that ends lets requests end, refuses others, and cancels af
   s.service.close();
   CHECK(s.service.closing());
   s.service.drain(std::chrono::hours(1));
-  CHECK(hear(first, 1)[0].text == "abcabc");
+  CHECK(receive(first, 1)[0].text == "abcabc");
   CHECK(refusal(s.service, s.job("abc", 6)) == Refused::Reason::closing);
 
   Setup held;
@@ -237,7 +237,7 @@ TEST_CASE("a service that ends lets requests end, refuses others, and cancels af
   auto cut_off = held.service.submit(held.job("abc", 6));
   held.service.close();
   held.service.drain(std::chrono::seconds(0));
-  CHECK(hear(cut_off, 1)[0].finish == Finish::cancelled);
+  CHECK(receive(cut_off, 1)[0].finish == Finish::cancelled);
   CHECK(held.service.counters().requests == 0);
 }
 
@@ -269,25 +269,25 @@ TEST_CASE(
   CHECK(s.service.counters().requests == 1);
   CHECK(s.service.snapshot().nodes.size() == 1);
   s.levers.held = false;
-  CHECK(hear(first, 1)[0].text == "abcabc");
+  CHECK(receive(first, 1)[0].text == "abcabc");
 
   s.levers.held = true;
   auto a = s.service.submit(s.job("a", 6)), b = s.service.submit(s.job("b", 6));
   auto c = s.service.submit(s.job("c", 6)), d = s.service.submit(s.job("d", 6));
   s.levers.fails = 3;
-  CHECK_THROWS_AS(hear(a, 1), Refused);
-  CHECK_THROWS_AS(hear(d, 1), Refused);
+  CHECK_THROWS_AS(receive(a, 1), Refused);
+  CHECK_THROWS_AS(receive(d, 1), Refused);
   CHECK(s.service.failure() == "it does not like this one");
   CHECK(refusal(s.service, s.job("abc", 6)) == Refused::Reason::failed);
 }
 
-TEST_CASE("when the engine breaks, all that wait hear of it") {
+TEST_CASE("when the engine breaks, all that wait get an error") {
   Setup s;
   s.levers.held = true;
   auto ticket = s.service.submit(s.job("abc", 6));
   s.levers.breaks = true;
-  CHECK_THROWS_AS(hear(ticket, 1), Refused);
-  CHECK(s.service.failure() == "it was told to break");
+  CHECK_THROWS_AS(receive(ticket, 1), Refused);
+  CHECK(s.service.failure() == "it was made to break");
   CHECK(refusal(s.service, s.job("abc", 6)) == Refused::Reason::failed);
   CHECK(s.service.snapshot().nodes.empty());
   s.service.close();

@@ -96,13 +96,13 @@ TEST_CASE("log-probabilities of prompts are those of the model's own logits") {
   }
   const auto check = [&](std::size_t prompt, const Json& choice, std::size_t generated) {
     const std::vector<float> own = own_logprobs(s.model, s.products, prompts[prompt]);
-    const Json& told = choice["logprobs"]["token_logprobs"];
+    const Json& logprobs = choice["logprobs"]["token_logprobs"];
     CAPTURE(choice.dump());
-    REQUIRE(told.size() == prompts[prompt].size() + generated);
-    CHECK(told[0].is_null());
+    REQUIRE(logprobs.size() == prompts[prompt].size() + generated);
+    CHECK(logprobs[0].is_null());
     for (std::size_t i = 0; i < own.size(); ++i)
-      CHECK(std::abs(told[i + 1].get<float>() - own[i]) < 1e-5f);
-    return told;
+      CHECK(std::abs(logprobs[i + 1].get<float>() - own[i]) < 1e-5f);
+    return logprobs;
   };
   Json body{{"prompt", prompts}, {"max_tokens", 0},  {"echo", true},
             {"logprobs", 2},     {"temperature", 0}, {"n", 2}};
@@ -112,13 +112,13 @@ TEST_CASE("log-probabilities of prompts are those of the model's own logits") {
     const auto reply = post(client, completions, body);
     REQUIRE(reply.status == 200);
     for (std::size_t i = 0; i < 2 * prompts.size(); ++i) {
-      const Json told = check(i / 2, reply.body["choices"].at(i), 0);
-      if (round == 0) first.push_back(told);
-      CHECK(told == first[i]);
+      const Json logprobs = check(i / 2, reply.body["choices"].at(i), 0);
+      if (round == 0) first.push_back(logprobs);
+      CHECK(logprobs == first[i]);
     }
   }
   CHECK(s.site.service().counters().engine.preemptions >= 0);
-  // Behind what is generated anyhow: as lm-eval asks, one token.
+  // After what is generated anyhow: as lm-eval asks, one token.
   body["max_tokens"] = 1;
   body.erase("n");
   auto client = s.site.client();
@@ -135,18 +135,18 @@ TEST_CASE("log-probabilities of prompts are those of the model's own logits") {
   body["stream"] = true;
   const auto result = client.Post(completions, body.dump(), "application/json");
   REQUIRE(static_cast<bool>(result));
-  std::vector<Json> told(prompts.size());
+  std::vector<Json> logprobs(prompts.size());
   for (const std::string& event : events_of(result->body)) {
     if (event == "[DONE]") continue;
     const Json choice = Json::parse(event)["choices"][0];
     for (const Json& one : choice["logprobs"].value("token_logprobs", Json::array()))
-      told[choice["index"].get<std::size_t>()]["logprobs"]["token_logprobs"].push_back(one);
+      logprobs[choice["index"].get<std::size_t>()]["logprobs"]["token_logprobs"].push_back(one);
   }
   for (std::thread& other : others) other.join();
-  for (std::size_t i = 0; i < prompts.size(); ++i) (void)check(i, told[i], 1);
+  for (std::size_t i = 0; i < prompts.size(); ++i) (void)check(i, logprobs[i], 1);
 }
 
-TEST_CASE("an end token has a log-probability where the prompt's are told") {
+TEST_CASE("an end token has a log-probability where the prompt has them") {
   ModelSite s;
   EngineOptions options = ModelSite::options();
   for (int token = 0; token < 300; ++token) options.stop.push_back(token);  // whatever is said
@@ -244,7 +244,7 @@ TEST_CASE("a client that goes away gives back its chunks, and the others go on")
   CHECK(s.site.service().snapshot().chunks_used == 0);
 }
 
-TEST_CASE("the tree tells of what was said, parents first") {
+TEST_CASE("the tree shows what was said, parents first") {
   HttpOptions http;
   http.tree_texts = true;
   ModelSite s(http);
@@ -298,7 +298,7 @@ TEST_CASE("texts of the tree are for those who name their salt") {
   CHECK(s.site.service().counters().salts == 2);  // to ask is not to be remembered
 }
 
-TEST_CASE("what was cached is not told where it is hidden") {
+TEST_CASE("what was cached is left out where it is hidden") {
   HttpOptions http;
   http.hides_cached = true;
   ModelSite s(http);
@@ -319,7 +319,7 @@ TEST_CASE("what was cached is not told where it is hidden") {
   CHECK(!tree.contains("cached_tokens"));
   CHECK(tree["prompt_tokens"] == 33);
   CHECK(tree["nodes_left_out"] == 0);
-  // Nor by what operators and routers read: tokens that were computed tell the rest.
+  // Nor by what operators and routers read: tokens that were computed reveal the rest.
   CHECK(!reply_of(client.Get("/v1/loads")).body["loads"][0].contains("cache_hit_rate"));
   const std::string metrics = client.Get("/metrics")->body;
   CHECK(metrics.find("prompt_tokens_total 33") != std::string::npos);

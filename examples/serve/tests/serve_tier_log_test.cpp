@@ -38,13 +38,13 @@ namespace {
 constexpr Medium media[] = {Medium::memory, Medium::files};
 
 /// A tree over tiers, all events, and a mirror of them.
-struct Followed {
-  explicit Followed(std::vector<std::shared_ptr<TierStore>> stores, Bench::Options options = {},
-                    std::size_t chunks = 32)
+struct Subscribed {
+  explicit Subscribed(std::vector<std::shared_ptr<TierStore>> stores, Bench::Options options = {},
+                      std::size_t chunks = 32)
       : mirror(static_cast<std::size_t>(options.block_tokens > 0 ? options.block_tokens : chunk)),
         b(std::move(stores), with_log(std::move(options)), chunks) {}
   Bench::Options with_log(Bench::Options options) {
-    options.observer = std::make_shared<serve::TierFollower<Bench::Below>>(log);
+    options.observer = std::make_shared<serve::TierLogObserver<Bench::Below>>(log);
     return options;
   }
   void deliver() {
@@ -98,7 +98,7 @@ struct Followed {
 
 TEST_CASE("a block that is offloaded is published, with its tokens and its parent") {
   auto store = memory();
-  Followed f({store});
+  Subscribed f({store});
   const auto prompt = iota(0, 30);
   f.b.run(prompt);
   f.b.evict_all();
@@ -133,10 +133,10 @@ TEST_CASE("a block that is offloaded is published, with its tokens and its paren
   CHECK(f.events.size() == before);  // it is still there
 }
 
-TEST_CASE("a tier without room loses blocks, and keeps those that extend them") {
+TEST_CASE("a full tier loses blocks, and keeps those that extend them") {
   auto small = std::make_shared<MemoryTier>(std::size_t{2} * (chunk * 2 * 2 * 2 * 8 * 4 + 700));
   auto large = memory();
-  Followed f({small, large});
+  Subscribed f({small, large});
   const auto prompt = iota(0, 64);
   f.store(prompt);
   CHECK(f.count(Kind::stored, 0) == 8);
@@ -161,11 +161,11 @@ TEST_CASE("whatever happens, the mirror holds what the stores hold and finds wha
     const std::size_t bytes = 4000 + 9000 * seed;
     auto small = std::make_shared<MemoryTier>(bytes);
     auto large = std::make_shared<MemoryTier>(4 * bytes);
-    Followed f({small, large},
-               {.block_tokens = seed % 2 == 0 ? 5 : chunk,
-                .write_through = seed % 3 == 0,
-                .threads = seed > 4},
-               /*chunks=*/20);
+    Subscribed f({small, large},
+                 {.block_tokens = seed % 2 == 0 ? 5 : chunk,
+                  .write_through = seed % 3 == 0,
+                  .threads = seed > 4},
+                 /*chunks=*/20);
     const auto lost_so_far = [&] { return f.count(Kind::evicted, 0) + f.count(Kind::evicted, 1); };
     for (int round = 0; round < 400; ++round) {
       std::vector<int> prompt;
@@ -220,12 +220,12 @@ TEST_CASE("what a directory had before is published when it is found") {
                       ("serve-tier-log-" + std::to_string(std::random_device()()));
   const auto prompt = iota(0, 64);
   {
-    Followed f({std::make_shared<FileTier>(folder.string(), 1 << 20)});
+    Subscribed f({std::make_shared<FileTier>(folder.string(), 1 << 20)});
     f.store(prompt);
   }
   auto files = std::make_shared<FileTier>(folder.string(), 1 << 20);
   {
-    Followed f({files});
+    Subscribed f({files});
     f.flush();
     CHECK(f.events.empty());
     CHECK(f.b.load(iota(0, 30)) == 24);
@@ -243,7 +243,7 @@ TEST_CASE("what a directory had before is published when it is found") {
 TEST_CASE("of a store that publishes nothing itself its answers count") {
   auto silent = std::make_shared<FaultyTier>();
   silent->notifies = false;
-  Followed f({silent});
+  Subscribed f({silent});
   const auto prompt = iota(0, 64);
   f.store(prompt);
   CHECK(f.mirror.num_blocks(Medium::memory) == 8);
@@ -253,7 +253,7 @@ TEST_CASE("of a store that publishes nothing itself its answers count") {
   f.flush();
   CHECK(f.mirror.match(prompt, 0) == 0);
   CHECK(f.mirror.num_blocks(Medium::memory) == 7);  // the first was asked for, no other
-  CHECK(f.mirror.num_known() == 8);                 // but its place is: the second extends it
+  CHECK(f.mirror.num_known() == 8);                 // but its parent is: the second extends it
   silent->next = [](std::uint64_t&) { return TierFault::full; };
   f.store(iota(500, 64));
   CHECK(f.mirror.match(iota(500, 64), 0) == 0);
@@ -261,7 +261,7 @@ TEST_CASE("of a store that publishes nothing itself its answers count") {
 
 TEST_CASE("a store that answers wrongly, or not at all") {
   auto faulty = std::make_shared<FaultyTier>();
-  Followed f({faulty});
+  Subscribed f({faulty});
   const auto prompt = iota(0, 64);
   f.store(prompt);
   REQUIRE(f.mirror.num_blocks(Medium::memory) == 8);
@@ -279,7 +279,7 @@ TEST_CASE("a store that answers wrongly, or not at all") {
 
 TEST_CASE("new weights clear what is published") {
   auto store = memory();
-  Followed f({store});
+  Subscribed f({store});
   const auto prompt = iota(0, 64);
   f.b.run(prompt);
   f.b.evict_all();
@@ -288,7 +288,7 @@ TEST_CASE("new weights clear what is published") {
   f.flush();
   REQUIRE(f.events.size() == 1);
   CHECK(f.events[0].first.kind == Kind::cleared);
-  CHECK(store->num_bytes() > 0);  // records of the old ones are there, and found by nobody
+  CHECK(store->num_bytes() > 0);  // records of the old ones are there, and found by no load
   f.store(prompt);
   CHECK(f.mirror.match(prompt, 0) == 64);
   f.b.tree.clear();
@@ -302,15 +302,15 @@ TEST_CASE("new weights clear what is published") {
 
 TEST_CASE("two trees share a store: each publishes what it knows") {
   auto store = std::make_shared<MemoryTier>(std::size_t{20} * (chunk * 2 * 2 * 2 * 8 * 4 + 900));
-  Followed a({store}), b({store});
+  Subscribed a({store}), b({store});
   for (int i = 0; i < 40; ++i) {
-    Followed& one = i % 2 == 0 ? a : b;
+    Subscribed& one = i % 2 == 0 ? a : b;
     one.b.run(iota(100 * (i / 3), 40));
     one.b.evict_all();
     if (i % 5 == 0) one.flush();
   }
   for (int i = 0; i < 2; ++i)
-    for (Followed* one : {&a, &b}) one->flush();  // also what the other's puts pushed out
+    for (Subscribed* one : {&a, &b}) one->flush();  // also what the other's puts pushed out
   a.check_holds(0, *store);
   b.check_holds(0, *store);
   CHECK(a.count(Kind::evicted) > 0);

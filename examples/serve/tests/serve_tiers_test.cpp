@@ -1,5 +1,5 @@
-// The engine over tiers: a chat goes on after a restart, also of a server that was killed; what was
-// evicted comes back; and every text is the one that is computed without tiers.
+// The engine over tiers: a chat continues after a restart, also of a server that was killed; what
+// was evicted comes back; and every text is the one that is computed without tiers.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>

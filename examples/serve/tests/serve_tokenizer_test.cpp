@@ -46,7 +46,7 @@ std::string refused_key(const std::function<void(test::GgufWriter&)>& add) {
   return refusal([&] { (void)read_tokenizer(Gguf(file.path())); });
 }
 
-/// Letters a, b, c, their merges, and an é, behind what llama2.c fixes.
+/// Letters a, b, c, their merges, and an é, after what llama2.c fixes.
 struct SmallPieces {
   SentencePiece::Vocabulary vocabulary;
   SmallPieces() {

@@ -1,5 +1,5 @@
-// What both kinds of byte-pair tokenizers do: of all pairs of neighbours the best is merged, until
-// no pair is known.
+// Merging, as both kinds of byte-pair tokenizers do it: of all pairs of neighbours the best is
+// merged, until no pair is known.
 #pragma once
 
 #include <cstddef>

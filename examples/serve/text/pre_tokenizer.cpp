@@ -100,7 +100,7 @@ std::vector<std::string_view> pre_tokenize(PreTokenizer kind, std::string_view t
   const std::vector<Character> all = characters(text);
   const std::size_t size = all.size() - 1;
   std::vector<std::string_view> pieces;
-  // An expression sees what is between `begin` and `end` and nothing behind it.
+  // An expression sees what is between `begin` and `end` and nothing after it.
   const auto cut = [&](std::size_t begin, std::size_t end) {
     const Matcher matcher(std::span<const Character>(all).subspan(begin, end - begin));
     for (std::size_t at = 0; at < matcher.size();) {

@@ -53,7 +53,7 @@ SpecialTokens read_special(const Gguf& gguf, const std::vector<TokenType>& types
   special.bos = id("tokenizer.ggml.bos_token_id");
   special.add_bos = gguf.flag("tokenizer.ggml.add_bos_token", usually_adds_bos) && special.bos >= 0;
   for (const int token : {id("tokenizer.ggml.eos_token_id"), id("tokenizer.ggml.eot_token_id"),
-                          special.bos})  // a text that begins anew has ended
+                          special.bos})  // a text that begins again has ended
     if (token >= 0) special.stop.push_back(token);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const bool control = types[i] == TokenType::control, unknown = types[i] == TokenType::unknown;

@@ -34,14 +34,14 @@ class Tokenizer {
 
   /// The parts as one text: words go on from one part to the next.
   [[nodiscard]] std::vector<int> encode(std::span<const TextPart> parts) const;
-  /// A prompt as a user writes it: trusted, and behind bos if the model wants one.
+  /// A prompt as a user writes it: trusted, and after bos if the model wants one.
   [[nodiscard]] std::vector<int> encode_prompt(std::string_view text) const;
 
   /// Tokens that a text of so many bytes of UTF-8 has at least, which says without reading it that
   /// it is too long.
   [[nodiscard]] std::size_t least_tokens(std::size_t bytes) const;
 
-  /// The bytes of `token` behind `previous` (-1: first of all). One token may be a part of a
+  /// The bytes of `token` after `previous` (-1: first of all). One token may be a part of a
   /// character.
   [[nodiscard]] std::string decode(int previous, int token) const;
   [[nodiscard]] std::string decode(std::span<const int> tokens) const;

@@ -1,4 +1,4 @@
-// What a pre-tokenizer knows of characters. Classes are those of the Unicode tables in libutf8proc.
+// Classes of characters for pre-tokenizers. They are those of the Unicode tables in libutf8proc.
 #pragma once
 
 #include <cstddef>

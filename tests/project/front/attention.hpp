@@ -1,4 +1,4 @@
-// What the units of a program offer each other.
+// The interface between the units of a program.
 #pragma once
 
 #include <chunkattn/runtime/any_attention.hpp>

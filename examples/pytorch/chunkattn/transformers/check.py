@@ -8,7 +8,7 @@ from . import interface
 from .layers import Unsupported
 from .memory import DTYPES, Memory, forward
 
-# Relative difference of all logits of a text. 16 bits round at other places; a wrong mask or position
+# Relative difference of all logits of a text. 16 bits round at other steps; a wrong mask or position
 # differs by far more.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 

@@ -175,7 +175,7 @@ class Generator:
 
     @property
     def has_work(self):
-        """Whether step() has something to do, or to tell."""
+        """Whether step() has something to do, or to report."""
         return bool(self._submitted or self._cancelled or self._waiting or self._live or self._events)
 
     @property
@@ -226,7 +226,7 @@ class Generator:
                     self._admit(alone=True)
 
     def _cancel(self, request):
-        """Now, if nobody has the turn; else at its end."""
+        """Now, if no step is running; else at its end."""
         self._cancelled.append(request)
         if self._lock.acquire(blocking=False):
             try:
@@ -237,7 +237,7 @@ class Generator:
                 self._lock.release()
 
     def _sweep(self):
-        """Requests come and go; what nobody wants any more leaves."""
+        """Requests come and go; what is no longer wanted leaves."""
         while self._submitted:
             self._waiting.append(self._submitted.popleft())
         while self._cancelled:
@@ -260,7 +260,7 @@ class Generator:
                 needed = self.tree.chunks_needed(work.tokens, **where) + len(self._live) + 1
                 return needed <= self.tree.chunks_available
 
-            # Cached chunks that others have cut may cost more than they save: nobody is to wait for that.
+            # Cached chunks that others have cut may cost more than they save: no request is to wait for that.
             if alone or (not self._live and not fits()):
                 self._num_alone += 1
                 where["adapter"] = (1 << 63) + self._num_alone
@@ -289,9 +289,9 @@ class Generator:
             request.error = error
         for choice, output in enumerate(request.outputs):
             if output.finish_reason is None:
-                self._tell(request, choice, None, reason)
+                self._report(request, choice, None, reason)
 
-    def _tell(self, request, choice, token, reason):
+    def _report(self, request, choice, token, reason):
         """A new token of a text, or its end."""
         output = request.outputs[choice]
         output.finish_reason = reason
@@ -372,7 +372,7 @@ class Generator:
         return [(*owner, *choice) for owner, choice in zip(owners, sampling.choose(rows))]
 
     def _commit(self, finished, works, chosen):
-        committed, forks = [0] * len(works), []  # 0: of a text that has failed, nobody goes on from it
+        committed, forks = [0] * len(works), []  # 0: of a text that has failed, nothing continues it
         first = set()
         for at, choice, token, reason, error in chosen:
             if error is not None:
@@ -393,16 +393,16 @@ class Generator:
             if error is not None:
                 self._end(request, ERROR, error)
             elif request.outputs[choice].finish_reason is None:  # else another text of it has failed
-                self._tell(request, choice, token, reason)
+                self._report(request, choice, token, reason)
 
     def _fork(self, work, choice, tokens):
-        """Another text goes on from a prompt that is computed, in a fork where there is room for one."""
-        twin = Work(work.request, choice, tokens)
+        """Another text continues a prompt that is computed, in a fork where there is memory for one."""
+        fork = Work(work.request, choice, tokens)
         if len(self._live) < self.max_sequences:
-            twin.sequence = work.sequence.try_fork()
-            if twin.sequence is not None and twin.sequence.try_append(tokens[-1:]):
-                twin.decodes = True
-                return twin
-            twin.sequence = None
-        self._waiting.appendleft(twin)
+            fork.sequence = work.sequence.try_fork()
+            if fork.sequence is not None and fork.sequence.try_append(tokens[-1:]):
+                fork.decodes = True
+                return fork
+            fork.sequence = None
+        self._waiting.appendleft(fork)
         return None

@@ -48,7 +48,7 @@ class Slot:
 
 
 class Probe:
-    """Stands for attention in a run whose results nobody uses."""
+    """Stands for attention in a run whose results are not used."""
 
     def __init__(self, names):
         self.names, self.slots, self.masks, self.kept = names, [], {}, []

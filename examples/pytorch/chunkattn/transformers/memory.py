@@ -37,13 +37,13 @@ class Memory:
             raise ValueError(f"kv_dtype = {dtype!r}: expected one of {', '.join(map(repr, SIZES))}")
         self.slots, self.dtype = slots, dtype
         counts = {}
-        self.places = []  # of each slot: its layers, and its number among them
+        self.layers_of_slot = []  # of each slot: its layers, and its number among them
         for slot in slots:
-            self.places.append((slot.geometry, counts.get(slot.geometry, 0)))
+            self.layers_of_slot.append((slot.geometry, counts.get(slot.geometry, 0)))
             counts[slot.geometry] = counts.get(slot.geometry, 0) + 1
         layers = {g: _Layers(g, count, threads, options) for g, count in counts.items()}
         self.layers = list(layers.values())
-        self.places = [(layers[geometry], number) for geometry, number in self.places]
+        self.layers_of_slot = [(layers[geometry], number) for geometry, number in self.layers_of_slot]
         self.bytes_per_chunk = chunkattn.Tree.chunk_size * sum(l.bytes_per_token(dtype) for l in self.layers)
 
     def allocate(self, tree):
@@ -64,7 +64,7 @@ class Run:
         if slot is None or slot.module is not module:
             name = type(module).__name__
             raise RuntimeError(f"attention was called in another order than before: call {at} by {name}")
-        layers, number = self.memory.places[at]
+        layers, number = self.memory.layers_of_slot[at]
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if layers.more_key:
             query, key = F.pad(query, (0, layers.more_key)), F.pad(key, (0, layers.more_key))
