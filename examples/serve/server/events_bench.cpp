@@ -145,13 +145,13 @@ void report(const Arguments& arguments) {
   const Cost without = measure(arguments, model, products, nullptr);
   KvPublisher publisher(publisher_addresses(arguments.address));
   const Cost with = measure(arguments, model, products, &publisher);
-  const double step = median(without.decode), told = median(with.decode);
+  const double step = median(without.decode), beside = median(with.decode);
   const double beside = (with.engine_thread + with.own_thread) / with.steps;
   fmt::print("{} sequences, {} steps, {:.1f} events each; processor time\n", arguments.sequences,
              with.steps, static_cast<double>(with.events) / with.steps);
   fmt::print("a step that decodes             {:9.1f} us\n", 1e6 * step);
-  fmt::print("the same beside publishing      {:9.1f} us, {:+.2f} %\n", 1e6 * told,
-             100 * (told / step - 1));
+  fmt::print("the same beside publishing      {:9.1f} us, {:+.2f} %\n", 1e6 * beside,
+             100 * (beside / step - 1));
   fmt::print("publishing, on engine's thread  {:9.1f} us a step\n",
              1e6 * with.engine_thread / with.steps);
   fmt::print("publishing, on its own thread   {:9.1f} us a step\n",
