@@ -304,6 +304,61 @@ TEST_CASE("decoding sequences only update the plan, for 64 tokens or two pages")
   }
 }
 
+TEST_CASE("a sequence grows: its pages are checked, and those beyond its end are not read") {
+  for (const bool joined : {false, true}) {
+    CAPTURE(joined);
+    Tables tables{{3, 4, 5, 99}, {5}, {0, 1}, 4, {}};
+    PagedPlan plan({.page_size = 4, .num_pages = 10, .joined = joined});
+    CHECK(plan.build(tables.view()).segments[0].length == 8);
+    tables.seq_lens[0] = 9;
+    const LiveView view = plan.build(tables.view());
+    CHECK(plan.num_rebuilds() == 1);
+    CHECK(view.segments[0].length == 12);
+    CHECK(view.segments[0].num_pieces == (joined ? 1 : 3));
+    check_arrays(view);
+    tables.seq_lens[0] = 13;
+    CHECK(test::refused([&] { (void)plan.build(tables.view()); }) ==
+          "page 3 of sequence 0 = 99: expected from 0 to 9, one of num_pages");
+    tables.table[3] = 7;
+    const LiveView more = plan.build(tables.view());
+    CHECK(plan.num_rebuilds() == 1);
+    CHECK(more.segments[0].num_pieces == (joined ? 2 : 4));
+    check_arrays(more);
+  }
+}
+
+TEST_CASE("a sequence that ends in a shared segment, and grows or shrinks, ends that sharing") {
+  for (const int length : {9, 7, 3}) {
+    CAPTURE(length);
+    Tables tables{{1, 2, 5, 1, 2, 6}, {8, 8}, {0, 1, 2}, 3, {}};
+    PagedPlan plan({.page_size = 4, .num_pages = 10});
+    CHECK(plan.build(tables.view()).segments[0].length == 8);
+    tables.seq_lens[0] = length;
+    const LiveView view = plan.build(tables.view());
+    CHECK(plan.num_rebuilds() == 2);
+    CHECK(view.row_kv_len[0] + view.row_kv_len[1] == length + 8);
+    check_arrays(view);
+  }
+}
+
+TEST_CASE("K/V that goes nowhere has no offset, either") {
+  Tables tables{{2}, {3}, {0, 2}, 1, {-1, 9}};
+  PagedPlan plan({.page_size = 4, .num_pages = 3});
+  const LiveView view = plan.build(tables.view());
+  CHECK(view.writes[0].chunk == no_chunk);
+  CHECK(view.writes[0].offset == 0);
+  CHECK(view.writes[1].chunk == 2);
+  CHECK(view.writes[1].offset == 1);
+}
+
+TEST_CASE("joined pages: as many tokens as an index can count, and one more") {
+  CHECK(PagedPlan({.page_size = 1, .num_pages = 2147483647, .joined = true}).num_rebuilds() == 0);
+  CHECK(test::refused(
+            [] { PagedPlan plan({.page_size = 2, .num_pages = 1073741824, .joined = true}); }) ==
+        "geometry.joined = true: expected fewer than 2^31 tokens in all pages, or pages that "
+        "are not joined");
+}
+
 TEST_CASE("versions: of segments with each rebuild, of pieces with each page") {
   Tables tables{{0, 1, 2, 3}, {5}, {0, 1}, 4, {}};
   PagedPlan plan({.page_size = 4, .num_pages = 4});
