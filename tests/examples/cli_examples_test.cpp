@@ -350,7 +350,7 @@ TEST_CASE("small examples: one idea in 60 lines, and the page shows what they pr
     CHECK(outcome.status == 0);
     CHECK(outcome.output == page.substr(shown, page.find(end, shown) - shown));
   }
-  CHECK(programs == 8);
+  CHECK(programs == 9);
 }
 
 TEST_CASE("shared_prompt writes its figures as JSON") {
