@@ -27,7 +27,7 @@ struct PageRow {
 };
 
 /// "name[index]"
-CHUNKATTN_COLD inline std::string element_name(const char* name, std::size_t index) {
+CHUNKATTN_COLD inline std::string indexed_name(const char* name, std::size_t index) {
   return joined({name, "[", index, "]"});
 }
 
@@ -53,7 +53,7 @@ class PageRows {
     for (std::size_t s = 0; s < rows_.size(); ++s) {
       PageRow& row = rows_[s];
       if (row.num_queries == 0) continue;
-      set_length(row, tables.seq_lens[s], geometry, [&] { return element_name("seq_lens", s); });
+      set_length(row, tables.seq_lens[s], geometry, [&] { return indexed_name("seq_lens", s); });
       if (row.num_pages > tables.stride) [[unlikely]]
         fail_argument("stride", tables.stride,
                       {"at least ", row.num_pages, ": the pages of sequence ", s});
@@ -81,7 +81,7 @@ class PageRows {
       const std::int64_t num_pages = indices.indptr[s + 1] - indices.indptr[s];
       const std::int32_t last = indices.last_page_len[s];
       if (num_pages > 0 && (last < 1 || last > geometry.page_size)) [[unlikely]]
-        fail_argument(element_name("last_page_len", s), last,
+        fail_argument(indexed_name("last_page_len", s), last,
                       {"from 1 to the page size, ", geometry.page_size});
       const std::int64_t seq_len = num_pages == 0 ? 0 : (num_pages - 1) * geometry.page_size + last;
       set_length(row, seq_len, geometry, [&] { return joined({"tokens of sequence ", s}); });
@@ -113,10 +113,10 @@ class PageRows {
       fail_argument(joined({name, ".size()"}), indptr.size(),
                     {"one more than the ", count, " sequences"});
     if (indptr[0] != 0) [[unlikely]]
-      fail_argument(element_name(name, 0), indptr[0], "0");
+      fail_argument(indexed_name(name, 0), indptr[0], "0");
     for (std::size_t s = 0; s < count; ++s)
       if (indptr[s + 1] < indptr[s]) [[unlikely]]
-        fail_argument(element_name(name, s + 1), indptr[s + 1],
+        fail_argument(indexed_name(name, s + 1), indptr[s + 1],
                       {"at least the one before, ", indptr[s]});
   }
 
@@ -144,7 +144,7 @@ class PageRows {
     const std::int64_t end = std::int64_t{geometry.num_pages} * geometry.page_size;
     for (std::size_t i = 0; i < to_size(num_queries_); ++i)
       if (slots_[i] >= end) [[unlikely]]
-        fail_argument(element_name("slot_mapping", i), slots_[i],
+        fail_argument(indexed_name("slot_mapping", i), slots_[i],
                       {"less than num_pages * page_size = ", end});
   }
 
