@@ -222,12 +222,14 @@ class PrefixTree {
   }
   /// `sink` is called with each chunk index just before the allocator gets it back, for debugging:
   /// `[&](ChunkIndex s) { cache.poison(s); }`. It must neither throw nor call the tree. Without a
-  /// sink, `{}`, none is called any more.
+  /// sink, `{}`, or with an empty std::function, none is called any more.
   template <class Sink = std::nullptr_t>
   void set_free_sink(Sink sink) {
     if constexpr (std::is_same_v<Sink, std::nullptr_t>) {
       enter().core.chunk_table.set_free_sink(nullptr);
     } else {
+      if constexpr (requires { sink.operator bool(); })
+        if (!sink) return set_free_sink(nullptr);
       struct Called final : detail::FreeSink {
         Sink sink;
         explicit Called(Sink&& given) : sink(std::move(given)) {}

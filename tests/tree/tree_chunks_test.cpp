@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -128,4 +129,24 @@ TEST_CASE("tree of thoughts: branch deep, prune, go on") {
     }
     CHECK(search.worst <= 0);
   }
+}
+
+TEST_CASE("chunks that are freed go to the sink: any callable, until there is none") {
+  Tree tree;
+  std::vector<ChunkIndex> freed;
+  const auto free_one = [&] {
+    freed.clear();
+    tree.insert({1, 2, 3}).leave();
+    return freed.size();
+  };
+  const auto sink = [&](ChunkIndex chunk) { freed.push_back(chunk); };
+  CHECK(free_one() == 0);
+  tree.set_free_sink(sink);
+  CHECK(free_one() == 1);
+  tree.set_free_sink({});
+  CHECK(free_one() == 0);
+  tree.set_free_sink(std::function<void(ChunkIndex)>(sink));
+  CHECK(free_one() == 1);
+  tree.set_free_sink(std::function<void(ChunkIndex)>());
+  CHECK(free_one() == 0);
 }
