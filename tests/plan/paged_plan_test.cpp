@@ -307,7 +307,7 @@ TEST_CASE("decoding sequences only update the plan, for 64 tokens or two pages")
 TEST_CASE("a sequence grows: its pages are checked, and those beyond its end are not read") {
   for (const bool joined : {false, true}) {
     CAPTURE(joined);
-    Tables tables{{3, 4, 5, 99}, {5}, {0, 1}, 4, {}};
+    Tables tables{{3, 4, 5, 6}, {5}, {0, 1}, 4, {}};
     PagedPlan plan({.page_size = 4, .num_pages = 10, .joined = joined});
     CHECK(plan.build(tables.view()).segments[0].length == 8);
     tables.seq_lens[0] = 9;
@@ -317,8 +317,11 @@ TEST_CASE("a sequence grows: its pages are checked, and those beyond its end are
     CHECK(view.segments[0].num_pieces == (joined ? 1 : 3));
     check_arrays(view);
     tables.seq_lens[0] = 13;
+    tables.table[3] = 99;
     CHECK(test::refused([&] { (void)plan.build(tables.view()); }) ==
           "page 3 of sequence 0 = 99: expected from 0 to 9, one of num_pages");
+    CHECK(view.is_current());
+    CHECK(view.row_kv_len[0] == 9);  // as it was
     tables.table[3] = 7;
     const LiveView more = plan.build(tables.view());
     CHECK(plan.num_rebuilds() == 1);
