@@ -317,22 +317,6 @@ def decode_tables(runs, contexts):
     return tables
 
 
-def bytes_table():
-    """The paper's memory operations (elements) and ours, as MB in fp16; b=32, h=32, d=128, c=64."""
-    b, h, d, c = 32, 32, 128, 64
-    rows = []
-    for shared, own in ((0, 1024), (0, 2048), (1024, 64), (2048, 64), (4096, 64)):
-        n = shared + own
-        r = shared / n
-        naive = b * h * d * (2 + 2 * n)
-        paper = b * h * d * (2 * n * r * (1 / b + 1 / c) + 2 + 2 * n * (1 - r))
-        ours = [2 * kv * d * (shared + b * own) + 2 * b * h * d for kv in (32, 8)]
-        figures = [f"{2 * elements / 1e6:.1f}" for elements in (naive, paper, *ours)]
-        rows.append([f"{shared} + {own}", *figures])
-    head = ["shared + own tokens: MB, fp16", "no sharing (Eqn 4)", "paper (Eqn 3)"]
-    return table([*head, "ours, 32/32 heads", "ours, 32/8 heads"], rows)
-
-
 def write_tables(tables):
     text = DOCUMENT.read_text(encoding="utf-8")
     for name, content in tables.items():
@@ -354,7 +338,7 @@ def main():
 
     # Ids and text that do not change from run to run.
     plt.rcParams.update({"svg.hashsalt": "chunkattn", "svg.fonttype": "path", "font.size": 9})
-    tables = {"bytes": bytes_table()}
+    tables = {}
     if tree := read("tree.json"):
         tables["tree"] = tree_table(tree)
     if interleaved := read("interleaved.json"):
