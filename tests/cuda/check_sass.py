@@ -120,6 +120,12 @@ def check_release(k):
     assert None not in (data, fence, flag) and data < fence < flag, f"data, fence, flag stand at {data, fence, flag}"
 
 
+def check_order(k):
+    stores = [i for i, text in enumerate(k.code) if "STG.E" in text]
+    fence = k.place(r"MEMBAR\.\S*GPU")
+    assert len(stores) == 2 and fence is not None and stores[0] < fence < stores[1], f"stores and fence stand at {stores, fence}"
+
+
 def check_acquire(k):
     flag, stale, data = (k.place(p) for p in (r"LDG\.E\.STRONG\.GPU", r"CCTL\.IVALL", r"LDG\.E (?!\.STRONG)"))
     assert None not in (flag, stale, data) and flag < stale < data, f"flag, cache, data stand at {flag, stale, data}"
@@ -160,6 +166,7 @@ CHECKS = {
     "vote": lambda k: k.only(r"VOTE\.ANY"),
     "meet": check_meet,
     "release": check_release,
+    "order": check_order,
     "acquire": check_acquire,
     "ticket": check_ticket,
 }

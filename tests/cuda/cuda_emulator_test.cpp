@@ -106,6 +106,22 @@ TEST_CASE("lanes and threads that meet at different places are reported") {
                        simt::Fault);
 }
 
+TEST_CASE("atomics of two words without a fence between them are reported") {
+  schedule(simt::Order::forward);
+  int words[2] = {};
+  const auto run = [&](bool fenced) {
+    simt::launch(1, 64, 0, [&] {
+      if (ptx::thread_index() == 33) ptx::atomic_add(&words[0], 1);
+      ptx::barrier();
+      if (ptx::thread_index() != 0) return;
+      if (fenced) ptx::fence();
+      ptx::atomic_add(&words[1], 1);
+    });
+  };
+  CHECK_NOTHROW(run(true));
+  CHECK_THROWS_WITH_AS(run(false), doctest::Contains("without a fence"), simt::Fault);
+}
+
 TEST_CASE("a launch that no device takes is reported") {
   schedule(simt::Order::forward);
   for (const auto& [grid, threads] : {std::pair{0, 32}, {1, 0}, {1, 33}, {1, 1056}})

@@ -84,6 +84,11 @@ __global__ void acquire(const std::uint32_t* flag, const float* data, float* out
   while (ptx::load_acquire(flag) != 7) ptx::pause();
   *out = ptx::load(data);
 }
+__global__ void order(float* data, int* counter) {
+  *data = 1.0f;
+  ptx::fence();
+  *counter = 2;
+}
 __global__ void ticket(int* counter, int* out) {
   *out = ptx::atomic_add(counter, 1);
 }

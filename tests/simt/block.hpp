@@ -216,6 +216,15 @@ class Block {
     self.fiber.yield();
   }
 
+  /// An atomic of a word, after which atomics of another may be seen first unless a fence is
+  /// between.
+  void atomic(const void* word) {
+    if (last_atomic_ != nullptr && last_atomic_ != word)
+      fail("simt: atomics of two words without a fence between them");
+    last_atomic_ = word;
+  }
+  void fence() { last_atomic_ = nullptr; }
+
   LaunchMemory& memory() { return memory_; }
   Moment now() {
     Thread& self = *current_thread();
@@ -310,6 +319,7 @@ class Block {
   std::uint64_t barrier_generation_ = 0;
   chunkattn::detail::SourceLocation barrier_place_;
   std::string fault_;
+  const void* last_atomic_ = nullptr;  // since the last fence
 };
 
 /// A kernel of `grid` blocks.

@@ -111,7 +111,11 @@ inline bool any(bool condition, Place where = Place::current()) {
   });
 }
 
+inline void fence() {
+  block().fence();
+}
 inline int atomic_add(int* target, int value) {
+  block().atomic(target);
   const int old = *target;
   *target += value;
   return old;

@@ -108,6 +108,12 @@ CHUNKATTN_DEVICE void store_release(std::uint32_t* target, std::uint32_t value) 
                : "memory");
 }
 
+/// What this thread knows to have happened, others of the device know where they see what it does
+/// to memory from here on; and what it sees from here on is no older than what it has seen.
+CHUNKATTN_DEVICE void fence() {
+  __threadfence();
+}
+
 /// Between two looks at what another block is to store.
 CHUNKATTN_DEVICE void pause() {
   __nanosleep(32);

@@ -218,8 +218,10 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
 /// that no block begins anew, until prepare() sets them.
 CHUNKATTN_DEVICE void leave_launch(const PlanMemory& plan, const LaunchState& launch) {
   Counters& counters = *plan.counters;
+  ptx::fence();  // the block's draws, before it is counted
   const int others = ptx::atomic_add(&counters.left, 1);
   if (others < ptx::grid_size() - 1) return;
+  ptx::fence();  // it has seen all leave: then it sees all draws
   const int drawn = ptx::atomic_add(&counters.next, 0);
   if (others == ptx::grid_size() - 1 && drawn == launch.num_pairs + 2 * ptx::grid_size())
     counters = {0, 0, launch.number};
