@@ -83,6 +83,28 @@ TEST_CASE("a cache and an attention object belong to their device, whichever is 
     CHECK((range.device == 1 || range.type != cudaMemoryTypeDevice));
 }
 
+TEST_CASE("an object of few rows leaves a larger one its shared memory") {
+  const auto with_rows = [](int rows) {
+    CudaOptions::Limits limits = Engine::limits();
+    limits.max_rows = rows;
+    return limits;
+  };
+  simt::current_schedule() = {};
+  for (const bool small_first : {false, true}) {
+    CAPTURE(small_first);
+    simt::device().kernels.clear();
+    std::optional<ChunkAttention<Cuda, head_dim>> small;
+    if (small_first) small.emplace(with_rows(1));
+    Planned large(66);
+    if (!small_first) small.emplace(with_rows(1));
+    CHECK_NOTHROW(large.enqueue());
+    CHECK_NOTHROW(large.attention->prepare(large.cache.layer(0), large.view,
+                                           chunkattn::SlidingWindow{1000}, &large.stream));
+    large.submit();
+    large.drain_and_check();
+  }
+}
+
 TEST_CASE("memory of another device is refused") {
   Planned engine(62);
   simt::current_schedule() = {};

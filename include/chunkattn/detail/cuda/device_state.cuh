@@ -127,7 +127,7 @@ class DeviceState {
 
   /// Bytes that an object on the current device needs.
   [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
-    const int sms = attribute(cudaDevAttrMultiProcessorCount, current_device());
+    const int sms = device_attribute(cudaDevAttrMultiProcessorCount, current_device());
     return WorkspaceLayout(completed(limits), dims, sms * most_blocks(dims)).total;
   }
 
@@ -149,12 +149,6 @@ class DeviceState {
     return options;
   }
 
-  static int attribute(cudaDeviceAttr which, int device) {
-    int value = 0;
-    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-    return value;
-  }
-
   int find_device() {
     int count = 0;
     check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -162,11 +156,15 @@ class DeviceState {
     if (is_capture_near(nullptr))
       fail_argument("stream", "capturing",
                     "objects made before the capture: memory cannot be allocated inside it");
-    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
-    check_argument(major >= 8, "compute capability", major, "8.0 or newer");
-    num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
-    const int per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const int per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    const int major = device_attribute(cudaDevAttrComputeCapabilityMajor, device);
+    if (major < 8)
+      detail::fail(
+          DeviceError(detail::joined({"ChunkAttention<Cuda> on device ", device}),
+                      static_cast<int>(cudaErrorNoKernelImageForDevice),
+                      detail::joined({"compute capability ", major, ": expected 8.0 or newer"})));
+    num_sms_ = device_attribute(cudaDevAttrMultiProcessorCount, device);
+    const int per_block = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int per_sm = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     const int rows = limits_.max_rows * (limits_.num_qo_heads / limits_.num_kv_heads);
     occupancy_ = choose_occupancy(dims, rows, per_block, per_sm, wanted_blocks(dims));
     if constexpr (supported_head_dims(dims_of<std::int8_t>))

@@ -21,8 +21,8 @@ namespace detail::cuda {
 /// One that objects of some head dimensions launch.
 struct UsedKernel {
   const void* address;
-  /// Loads it on the current device; those with much shared memory may use `shared_bytes`. Returns
-  /// how many of its blocks a multiprocessor holds, where that matters.
+  /// Loads it on the current device. Returns how many of its blocks, each with `shared_bytes`, a
+  /// multiprocessor holds, where that matters.
   int (*load)(int shared_bytes);
   const UsedKernel* next;
 };
@@ -56,7 +56,7 @@ struct AttentionKernel {
   /// Not inlined, so that all translation units that call it for one variant get the same.
   [[gnu::noinline]] static auto pointer() { return &attention_kernel<T, HeadDim, ValueDim, V>; }
   static int load(void (*kernel)(AttentionArguments<T, V>), int shared_bytes) {
-    allow_shared(kernel, shared_bytes);
+    allow_shared(kernel);
     load_kernel(kernel);
     return blocks_per_sm(kernel, block_threads, shared_bytes);
   }

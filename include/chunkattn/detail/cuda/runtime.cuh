@@ -227,13 +227,22 @@ void load_kernel(void (*kernel)(Arguments)) {
              "cudaFuncGetAttributes");
 }
 
-/// Allows a kernel `bytes` of dynamic shared memory and asks for as much of it per multiprocessor
-/// as there is: the kernels keep nothing in L1.
+[[nodiscard]] inline int device_attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+/// Allows a kernel on the current device as much dynamic shared memory as a block may have there:
+/// the driver keeps one cap for the kernel, and objects of several sizes launch it. (The kernels
+/// have no static shared memory.) Asks for as much of it per multiprocessor as there is: they keep
+/// nothing in L1.
 template <class Arguments>
-void allow_shared(void (*kernel)(Arguments), int bytes) {
+void allow_shared(void (*kernel)(Arguments)) {
   const OutsideCaptures outside;
   const void* const function = reinterpret_cast<const void*>(kernel);
-  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+  const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device());
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
              "cudaFuncSetAttribute(max dynamic shared memory)");
   check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared),
