@@ -35,7 +35,7 @@ struct Machine {
   double task_us = 3.0;    ///< ticket, task, tables, first K/V, results: five ways in a row
   double merge_us = 0.15;  ///< one partial result of 128 threads' columns, of four read at a time
   double launch_us = 2.0;  ///< start and drain of a kernel inside a graph
-  double wait_us = 1.0;    ///< from another block's last store to the read behind its flag
+  double wait_us = 1.0;    ///< from another block's last store to the read after its flag
   /// Of task_us, in one launch: all of them but the last pass while the task before has K/V to wait
   /// for. (The model counts that as its streaming.)
   double ahead = 0.8;
@@ -168,7 +168,7 @@ class Launch {
         leave(timer.item);
     }
   }
-  // Nobody gets more than he can take, the rest is shared evenly: the L2, then the memory.
+  // No block gets more than it can take, the rest is shared evenly: the L2, then the memory.
   void share_memory() {
     double all = 0;
     for (Stream& stream : streams_) {

@@ -22,7 +22,7 @@ namespace model {
 
 /// What the model counts of the attention kernel at head dimension 128.
 struct Kernel {
-  int tall_warp_rows = 32;  ///< lines of a warp in tiles of 64 and more
+  int tall_warp_rows = 32;  ///< query-head rows of a warp in tiles of 64 and more
   /// Of a thread's 16 copies of 64 tokens, in instructions: read from machine code.
   double copy_addresses = 86;
 };

@@ -203,7 +203,7 @@ struct Plan : chunkattn::PlanView::Arrays {
     segments.push_back(s);
     return static_cast<int>(segments.size()) - 1;
   }
-  chunkattn::LiveView view() const {  // no step of a tree stands behind it
+  chunkattn::LiveView view() const {  // it is of no step of a tree
     return chunkattn::LiveView::unchecked(Arrays::view());
   }
 };

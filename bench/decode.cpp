@@ -316,7 +316,7 @@ void add_type(const char* type) {
   add<T>(type, prefix_case(32, 1536, 512));
 }
 
-// Lengths 64, 128, … behind one prefix.
+// Lengths 64, 128, … after one prefix.
 Case staggered() {
   Case which = prefix_case(32, 2048, 64);
   which.name = "b:32/shared:2048/own:staggered";

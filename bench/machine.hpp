@@ -1,4 +1,4 @@
-// The machine's own limits, measured in the same run as everything that is judged by them.
+// The machine's own limits, measured in the same run as everything that is compared with them.
 #pragma once
 
 #include <algorithm>

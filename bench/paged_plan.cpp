@@ -69,7 +69,7 @@ void rebuild(benchmark::State& state) {
     state.SkipWithError("not rebuilt");
 }
 
-/// Sequences grow by a token per step, 64 steps, then the batch starts anew.
+/// Sequences grow by a token per step, 64 steps, then the batch starts again.
 void grow(benchmark::State& state) {
   const auto page_size = static_cast<int>(state.range(0));
   Batch batch(page_size, static_cast<int>(state.range(1)), state.range(3) != 0);
@@ -78,7 +78,7 @@ void grow(benchmark::State& state) {
   int steps = 0;
   for (auto _ : state) {
     const int step = steps++ % 64;
-    for (int s = 0; s < num_sequences; ++s)  // at different places of a page
+    for (int s = 0; s < num_sequences; ++s)  // at different offsets of a page
       batch.seq_lens[static_cast<std::size_t>(s)] = seq_len + step - s % 16;
     benchmark::DoNotOptimize(plan.build(batch.tables()).num_segments);
   }

@@ -148,7 +148,7 @@ void add_builds(std::vector<Pair>& pairs) {
     }
 }
 
-// Heads that do not divide by the threads, against 32/8 with as many query lines per KV head.
+// Heads that do not divide by the threads, against 32/8 with as many query-head rows per KV head.
 void add_heads(std::vector<Pair>& pairs) {
   constexpr int shapes[][2] = {{9, 3}, {24, 4}, {16, 1}};
   for (const auto& [qo_heads, kv_heads] : shapes) {
@@ -227,8 +227,8 @@ void add_prefill(std::vector<Pair>& pairs) {
             {make_native_step, unshared}, 2);
 }
 
-// What is chosen for so many query lines, against products whatever their number, and against
-// streams: new tokens of one sequence are lines that have all that is cached in common.
+// What is chosen for so many query-head rows, against products whatever their number, and against
+// streams: new tokens of one sequence are rows that have all that is cached in common.
 void add_paths(std::vector<Pair>& pairs) {
   for (const int lines : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13,
                           14, 16, 17, 20, 24, 26, 28, 32, 33, 40, 48, 56, 64}) {

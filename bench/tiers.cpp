@@ -1,5 +1,5 @@
-// Rates of tiers: what a call of a store takes, and what a prompt of which all is below takes until
-// its K/V is in place; so from which rate on computing is faster.
+// Rates of tiers: what a call of a store takes, and what a prompt of which all is in a tier takes
+// until its K/V is loaded; so from which rate on computing is faster.
 //
 //   tiers_bench [DIRECTORY]     by default under the directory for temporary files
 #include <fcntl.h>
@@ -63,7 +63,7 @@ void measure_store(const char* name, TierStore& store, const std::function<void(
     records.clear();
     before_gets();
     start = Clock::now();
-    std::size_t sum = 0;  // whoever gets a record reads it
+    std::size_t sum = 0;  // a record that is found is read
     for (std::size_t i = 0; i < num_blocks; ++i) {
       const TierStore::Record record = store.get({i, 1}, {});
       for (std::size_t at = 0; at < record->size(); at += 64)
@@ -77,7 +77,7 @@ void measure_store(const char* name, TierStore& store, const std::function<void(
              megabytes / bench::median(gets));
 }
 
-/// A prompt whose K/V is all below, from load() until the last block is in place.
+/// A prompt whose K/V is all in a tier, from load() until the last block is loaded.
 void measure_load(const char* name, std::shared_ptr<TierStore> store,
                   std::optional<ElementType> stored_as, const std::function<void()>& before) {
   Tree tree(PoolAllocator{.max_chunks = 4 * num_blocks});

@@ -72,7 +72,7 @@ if(CHUNKATTN_GROUP_TESTS)
   endforeach()
 endif()
 
-# chunkattn_add_fast_programs(): the programs of the fast run, after chunkattn_test has told of all tests.
+# chunkattn_add_fast_programs(): the programs of the fast run, after chunkattn_test has declared all tests.
 function(chunkattn_add_fast_programs)
   foreach(program IN LISTS CHUNKATTN_FAST_PROGRAMS)
     set(variant "${fast_${program}_VARIANT}")

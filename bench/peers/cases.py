@@ -168,7 +168,7 @@ def separate_page_table(case, page):
 
 
 def fill_pages(problem, table, pages, page):
-    """K and V as [page][num_kv_heads][token in page][head_dim]; unused places are zero."""
+    """K and V as [page][num_kv_heads][token in page][head_dim]; unused slots are zero."""
     case = problem.case
     shape = (pages, case.num_kv_heads, page, case.head_dim)
     k, v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)

@@ -102,7 +102,7 @@ class Naive(OwnCopies):
 
 class SharedPrefix(Peer):
     """The prefix as one problem of batch x group rows per KV head, the rest per sequence, merged by
-    their log-sum-exp: told by the caller what is shared."""
+    their log-sum-exp: the caller says what is shared."""
 
     shares = True
 

@@ -13,7 +13,7 @@ once before it is measured, the others too where that costs little, so memory an
     generate_batch  transformers' continuous batching, over its own paged cache
 
 `prefill` is the time of the same batch with one new token; what is beyond it is decoding. The file is written
-after each run of a mode, and what is in it already is not run again: --seconds ends early, and the next call goes on.
+after each run of a mode, and what is in it already is not run again: --seconds ends early, and the next call continues.
 """
 
 import argparse
@@ -186,7 +186,7 @@ def main():
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bfloat16", "float32"])
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
     parser.add_argument("--shared", type=numbers, default=[0, 1024, 4096])
-    parser.add_argument("--own", type=int, default=64, help="tokens of a prompt behind what is shared")
+    parser.add_argument("--own", type=int, default=64, help="tokens of a prompt after what is shared")
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))

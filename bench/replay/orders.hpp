@@ -15,7 +15,7 @@
 
 namespace replay {
 
-/// Requests that wait, by their places in the workload, and those that run.
+/// Requests that wait, by their indices in the workload, and those that run.
 class Order {
  public:
   Order() = default;

@@ -48,7 +48,7 @@ struct Paths {
   std::size_t references = 0, longest = 0;
 };
 
-/// Blocks that a cache of so many finds if it always gives up the block that is used again last.
+/// Blocks that a cache of so many finds if it always evicts the block that is used again last.
 /// What is used before a block's child is the block, so that is a leaf (or ties with one, which is
 /// taken): Belady's rule needs no change for a tree. A prompt's own blocks stay while it is there.
 std::size_t belady_hits(const Paths& trace, std::size_t capacity) {

@@ -58,7 +58,7 @@ class Simulation {
     bool decodes = false;
   };
 
-  /// Whoever joins has room for all its outputs, so that nobody is ever preempted.
+  /// What joins has room for all its outputs, so that nothing is ever preempted.
   void admit() {
     while (order_.size() > 0 && running_.size() < cost_.max_sequences) {
       const std::size_t r = order_.next();

@@ -47,7 +47,7 @@ using Blocks = std::vector<std::vector<std::uint32_t>>;
 /// order, documents being wanted by Zipf's law (0.9), and 1 to 3 blocks of the user's.
 [[nodiscard]] Blocks retrieval_blocks();
 /// Code completion, of which no policy's constants were chosen: 150 persons, each with 8 files of
-/// his own beside 40 common ones, all of 5 to 80 blocks. A prompt is 3 common blocks, the file up
+/// its own beside 40 common ones, all of 5 to 80 blocks. A prompt is 3 common blocks, the file up
 /// to the cursor, and one block of its own. One asks again after 8 s (log-normal), stays in a file
 /// for 15 requests on average and goes back to the last ones most; the cursor wanders, and half of
 /// the requests follow an edit of a block of the last 4 before it, so that prompts part there.

@@ -111,7 +111,7 @@ class Experiment:
                 modes = MODES if not shared or prompt in options.paged else MODES[:2]
                 full = self.run_load(prompt, shared, "full", 0, modes)
                 if not shared:
-                    continue  # nothing differs; one load tells how much it costs
+                    continue  # nothing differs; one load shows how much it costs
                 for share in options.rates:
                     self.run_load(prompt, shared, share, share * full, modes[:2])
 

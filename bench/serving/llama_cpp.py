@@ -4,8 +4,8 @@
     python3 bench/serving/llama_cpp.py --bin build/llama/llama.cpp/bin \\
         --plugin build/llama/plugin/libggml-chunkattn.so --model model.gguf --out report.json
 
---batch sequences decode --tokens tokens each behind --shared tokens that they have in common (llama-batched-bench
--pps, unified K/V), or behind --own tokens of their own where --shared is 0. Stock and plugin take turns, --rounds
+--batch sequences decode --tokens tokens each after --shared tokens that they have in common (llama-batched-bench
+-pps, unified K/V), or after --own tokens of their own where --shared is 0. Stock and plugin take turns, --rounds
 times; the median counts. The file is written after each cell, and cells that are in it already are not run again.
 """
 

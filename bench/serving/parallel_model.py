@@ -44,8 +44,8 @@ def step_seconds(shape, ranks, rows):
     work = max(shape.weights * BYTES_OF_WEIGHT / WEIGHT_RATE, shape.weights * rows / PREFILL_RATE) / ranks
     sums = (2 * shape.layers + 1) * sum_seconds(ranks, 4 * rows * shape.dim)
     logits = 4 * rows * shape.vocabulary * (ranks - 1) / ranks / MESSAGE_RATE
-    told = 5 * (ranks - 1) * MESSAGE_SECONDS if ranks > 1 else 0.0
-    return work + sums + logits + told
+    broadcast = 5 * (ranks - 1) * MESSAGE_SECONDS if ranks > 1 else 0.0
+    return work + sums + logits + broadcast
 
 
 def prefill_seconds(shape, ranks, tokens, step_tokens=512):
@@ -70,7 +70,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=64, help="distinct shared prompts")
     parser.add_argument("--shared", type=int, default=2048, help="tokens of each")
-    parser.add_argument("--own", type=int, default=128, help="tokens of a request behind it")
+    parser.add_argument("--own", type=int, default=128, help="tokens of a request after it")
     parser.add_argument("--outputs", type=int, default=512, help="tokens generated")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a replica at once")
     parser.add_argument("--room", type=int, default=8, help="shared prompts that a replica's cache holds")

@@ -7,7 +7,7 @@
 
 --batch clients send a completion each at the same time: --shared tokens that all have in common, --own tokens of
 their own, --tokens to be generated, greedily, as a stream. In a round each server gets prompts that it has never
-seen (cold), then others behind the same shared tokens (warm). Servers take turns, --rounds times; the median counts.
+seen (cold), then others after the same shared tokens (warm). Servers take turns, --rounds times; the median counts.
 
 ttft: the mean over clients of the time to the first token. total: to the last token of the last client. cpu: processor
 time of the server, threads that wait by spinning included. The file is written after each round, and rounds that are in

@@ -177,7 +177,7 @@ TEST_CASE("a token that is dropped out of 4,096 is caught in every accuracy") {
   }
 }
 
-TEST_CASE("who computes in fp32 whatever the accuracy") {
+TEST_CASE("what computes in fp32 whatever the accuracy") {
   Random random(6);
   test::RandomPlanOptions options;
   options.share = Share::all;

@@ -216,8 +216,8 @@ TEST_CASE("strided memory: an engine's own layout [chunk][token][head][dim]") {
             .ok());
 }
 
-TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into this one", T,
-                   float, half, std::int8_t) {
+TEST_CASE_TEMPLATE("cut walks: what the last call left is not merged into this one", T, float, half,
+                   std::int8_t) {
   Random random(46);
   // A worker that takes all units of a head merges them by itself: one worker does so with the
   // first of several heads. Several workers leave units to each other, or meet under the lock.

@@ -73,7 +73,7 @@ struct FailingExecutor {
 }  // namespace
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // malloc and free stand behind both
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // both call malloc and free
 #endif
 
 // Counts every allocation of the program.

@@ -242,7 +242,7 @@ TEST_CASE("each output of a model with a recurrent layer has the bits of a cold 
     std::vector<int> prompt;
     const int common = i % 5 == 4 ? 60 : random.uniform(1, 60);
     for (int t = 0; t < common; ++t) prompt.push_back(100 * family + t % 37);
-    if (i % 5 == 4) prompt.push_back(4 + i);  // of these no two go on alike
+    if (i % 5 == 4) prompt.push_back(4 + i);  // no two of these continue alike
     for (int t = random.uniform(0, 12); t > 0; --t) prompt.push_back(random.uniform(0, 3));
     prompts.push_back(std::move(prompt));
   }

@@ -57,7 +57,7 @@ void check_definition(std::uint64_t stream, double base) {
     random.fill(std::span(outs));
     for (std::size_t s = 0; s < lses.size(); ++s) {
       lses[s] = random.chance(0.3) ? random.pick({-infinity, -3.1e38f}) : 4 * random.normal();
-      if (lses[s] < -3e38f)  // nobody looks at these
+      if (lses[s] < -3e38f)  // these do not matter
         for (std::size_t i = 0; i < size; ++i) outs[s * size + i] = not_a_number;
     }
     const Expected expected(outs, lses, base);

@@ -80,7 +80,7 @@ TEST_CASE("SerialExecutor keeps the order") {
 }
 
 #if CHUNKATTN_EXCEPTIONS
-TEST_CASE("ThreadPool passes one exception on, after every call has ended, and goes on") {
+TEST_CASE("ThreadPool passes one exception on, after every call has ended, and continues") {
   ThreadPool pool(3);
   for (int round = 0; round < 50; ++round) {
     std::atomic<int> running{0};
@@ -190,7 +190,7 @@ bool works(ThreadPool& pool) {
 
 }  // namespace
 
-TEST_CASE("ThreadPool: a child of fork() starts its threads anew") {
+TEST_CASE("ThreadPool: a child of fork() starts its threads again") {
   if (!test::can_fork) {
     std::printf("skipped: a child of fork(): ThreadSanitizer lets it start no threads\n");
     return;

@@ -48,7 +48,7 @@ bool hits(const Outcome& outcome, const std::string& policy, const std::string& 
          line.find(" " + percent + " % |") != std::string::npos;
 }
 
-/// Twenty times the same eight blocks, a minute apart, so that nobody shares but by a cache.
+/// Twenty times the same eight blocks, a minute apart, so that they share by a cache only.
 std::string minutes(const std::string& separator, const std::string& colon) {
   std::string text;
   for (int i = 0; i < 20; ++i) {

@@ -1,5 +1,5 @@
 // Waiting requests: what the tree says of them, however it has changed since it last did, against
-// asking for each anew; the order that is made of it; admission.
+// asking for each again; the order that is made of it; admission.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using test::refused;
 
 namespace {
 
-/// Prompts over few letters, which meet often; some go on from those of others.
+/// Prompts over few letters, which are often equal; some extend those of others.
 struct Prompts {
   explicit Prompts(std::uint64_t seed) : random(seed) {}
   std::vector<int> next() {
@@ -164,7 +164,7 @@ void check_ranks(std::uint64_t seed, TreeOptions::Sharing sharing) {
 
 }  // namespace
 
-TEST_CASE("a rank is what the tree says when it is asked anew") {
+TEST_CASE("a rank is what the tree says when it is asked again") {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     check_ranks<4, Lru>(seed, TreeOptions::Sharing::token);
     check_ranks<4, Lru>(seed, TreeOptions::Sharing::chunk);
@@ -264,7 +264,8 @@ TEST_CASE("one queue serves another tree") {
   CHECK(waiting.ranks()[0].pending == 12);
 }
 
-TEST_CASE("who shares nothing is overtaken by all that share, but no more often than was said") {
+TEST_CASE(
+    "a request that shares nothing is overtaken by all that share, at most max_overtaken times") {
   for (const std::size_t most : {std::size_t{0}, std::size_t{1}, std::size_t{5}}) {
     CAPTURE(most);
     PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
@@ -284,7 +285,7 @@ TEST_CASE("who shares nothing is overtaken by all that share, but no more often 
   }
 }
 
-TEST_CASE("nobody is overtaken more often than was said") {
+TEST_CASE("no request is overtaken more often than was said") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
   for (const std::size_t most : {std::size_t{0}, std::size_t{1}, std::size_t{5}}) {
     CAPTURE(most);
@@ -316,7 +317,7 @@ TEST_CASE("nobody is overtaken more often than was said") {
   }
 }
 
-TEST_CASE("who shares most with what runs goes first, of equals who came first") {
+TEST_CASE("the request that shares most with what runs goes first, of equals the oldest") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
   Tree tree(PoolAllocator{.max_chunks = 40});
   {

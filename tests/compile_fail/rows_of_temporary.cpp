@@ -1,4 +1,4 @@
-// A Finished that is dropped gives up its outputs: a loop over the rows of a temporary one would
+// A Finished that is dropped discards its outputs: a loop over the rows of a temporary one would
 // find none.
 // expect: deleted
 // expect: rows()

@@ -249,7 +249,7 @@ TEST_CASE("a file is replaced whole or not at all") {
     CHECK(read_text(file) == "old");
     CHECK(entries() == 1);
   }
-  SUBCASE("JSON goes to a device too, and its error is told") {
+  SUBCASE("JSON goes to a device too, and its error is reported") {
     if (!have("shared_prompt")) return;
     const std::string small =
         "--requests 2 --rounds 1 --num-qo-heads 2 --num-kv-heads 2 --no-tree --json ";

@@ -113,7 +113,7 @@ TEST_CASE("a cache follows its tree") {
   CHECK(tree.num_chunks() >= 63);
 }
 
-TEST_CASE_TEMPLATE("write stores each row in its place and touches nothing else", T, float, half,
+TEST_CASE_TEMPLATE("write stores each row in its slot and touches nothing else", T, float, half,
                    bfloat16) {
   Random random;
   for (int round = 0; round < test::scaled(8); ++round) {

@@ -120,7 +120,7 @@ TEST_CASE_TEMPLATE("the smallest values: no scale is subnormal, none makes an in
   CHECK(value(stored[1]) == 0);
 }
 
-TEST_CASE("rows of zeros and of what is no number store zeros, in their places alone") {
+TEST_CASE("rows of zeros and of what is no number store zeros, in their rows alone") {
   const float zeros[3] = {0, -0.0f, 0};
   const float broken[3] = {1, std::numeric_limits<float>::infinity(), 2};
   for (const float* row : {zeros, broken}) {

@@ -1,4 +1,4 @@
-"""Where `./dev mutate` plants faults, which tests judge them, and what is left out, with the reason."""
+"""Where `./dev mutate` plants faults, which tests try them, and what is left out, with the reason."""
 import os
 
 from explained import EXPLAINED  # noqa: F401
@@ -16,7 +16,7 @@ def has_amx():
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 INCLUDE = "include"  # copied and instrumented
-WATCHED = ["tests"]  # --resume starts anew when anything here has changed
+WATCHED = ["tests"]  # --resume starts again when anything here has changed
 LEAST_RATE = 0.95  # of those that are not explained
 
 # The public headers of the layers below chunkattn/detail.
@@ -133,7 +133,7 @@ CPU = ["*/cpu/*.hpp", *PUBLIC["cpu"]]
 AHEAD = "asks for memory ahead of its use: no result depends on it"
 TIME = "estimated time: decides only how work is cut"
 KERNEL = "which of several kernels or how long to spin: the result is the same"
-MORE = "how much memory is set aside: more than what is needed is no fault"
+MORE = "how much memory is reserved: more than what is needed is no fault"
 EITHER = "the same either way round"
 MESSAGE = "the text of an error"
 CHECK = "a check of tests, which finds nothing where all is well"

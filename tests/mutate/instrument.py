@@ -5,17 +5,17 @@ import shutil
 
 def weave(text, faults):
     """`text` with the faults {number: Fault} in it. Insertions nest and never add a line."""
-    behind, before = {}, {}
+    after, before = {}, {}
     for number, fault in faults.items():
         for start, end, prefix, suffix in fault.wraps:
             before.setdefault(start, []).append((-end, number, prefix))
-            behind.setdefault(end, []).append((-start, -number, suffix))
+            after.setdefault(end, []).append((-start, -number, suffix))
             assert "\n" not in prefix + suffix
     parts, last = [], 0
-    for position in sorted(before.keys() | behind.keys()):
+    for position in sorted(before.keys() | after.keys()):
         parts.append(text[last:position])
         # What ends here ends before anything begins: inner ones first, then outer ones first.
-        for _, number, suffix in sorted(behind.get(position, [])):
+        for _, number, suffix in sorted(after.get(position, [])):
             parts.append(suffix.replace("@", str(-number)))
         for _, number, prefix in sorted(before.get(position, [])):
             parts.append(prefix.replace("@", str(number)))

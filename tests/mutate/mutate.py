@@ -35,7 +35,7 @@ DRAWN_PER_WANTED = 1.45
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, help="of the sample; drawn and printed if not given")
-    parser.add_argument("--sample", type=int, default=300, help="faults to judge (default 300)")
+    parser.add_argument("--sample", type=int, default=300, help="faults to try (default 300)")
     parser.add_argument("--files", nargs="+", metavar="GLOB", help="headers below the include folder")
     parser.add_argument("--tests", nargs="+", metavar="GLOB", help="names of test programs")
     parser.add_argument("--fast", action="store_true", help="only the tests of ./dev test, as it builds and runs them")
@@ -43,7 +43,7 @@ def parse_options():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=5, metavar="FACTOR",
                         help="of the ordinary time, after which a run counts as noticed (default 5)")
-    parser.add_argument("--resume", action="store_true", help="go on with the last run of the same sample")
+    parser.add_argument("--resume", action="store_true", help="continue the last run of the same sample")
     parser.add_argument("--list", action="store_true", help="only list the faults that could be planted")
     parser.add_argument("--config", default=os.path.join(HERE, "config.py"))
     parser.add_argument("--work", help="folder of the build (default build/mutate)")
@@ -196,7 +196,7 @@ def main():
                       f"{len(verdicts) - dead} did not; {left / 60:.0f} min left")
 
     judge.judge_all(todo, chosen, options.jobs, judged)
-    progress.show(f"{len(verdicts)} faults judged", True)
+    progress.show(f"{len(verdicts)} faults tried", True)
     seconds = log.state.get("spent", 0) + time.monotonic() - begin
     log.state["spent"] = seconds
     log.save()
@@ -219,5 +219,5 @@ if __name__ == "__main__":
         print(f"\nFAILED: {failure}")
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nstopped; --resume with the same --seed goes on")
+        print("\nstopped; --resume with the same --seed continues")
         sys.exit(2)

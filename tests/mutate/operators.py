@@ -22,7 +22,7 @@ class Fault:
     operator: str
     start: int  # of the text that it changes
     end: int
-    wraps: tuple  # (start, end, before, behind): text to insert, @ for the fault's number
+    wraps: tuple  # (start, end, before, after): text to insert, @ for the fault's number
     replacement: str  # what the text becomes, for people
 
 
@@ -147,12 +147,12 @@ class Finder:
             for (a, b), (c, d) in zip(call.arguments, call.arguments[1:]):
                 if not (self._free(a, d) and self._can_move(a, b) and self._can_move(c, d)):
                     continue
-                (start, middle), (behind, end) = s.span(a, b), s.span(c, d)
-                left, right = (" ".join(s.text[x:y].split()) for x, y in ((start, middle), (behind, end)))
+                (start, middle), (after, end) = s.span(a, b), s.span(c, d)
+                left, right = (" ".join(s.text[x:y].split()) for x, y in ((start, middle), (after, end)))
                 if left == right or {left, right} <= ZEROS:
                     continue
                 yield Fault("swapped arguments", start, end,
-                            ((start, middle, *self._or_else(left, right)), (behind, end, *self._or_else(right, left))),
+                            ((start, middle, *self._or_else(left, right)), (after, end, *self._or_else(right, left))),
                             f"{right}, {left}")
 
     def _can_move(self, first, last):

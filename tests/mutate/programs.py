@@ -202,7 +202,7 @@ class Builder:
             for path, line in _locations(block):
                 header = os.path.relpath(os.path.join(self.root, path), self.include)
                 near = places.get((header, line), set())
-                if near:  # others of that line may be innocent: the next round tells
+                if near:  # others of that line may be innocent: the next round shows it
                     likely = [{n for n in near if sites[n].fault.operator == o} for o in reversed(OPERATORS)]
                     guilty |= next(group for group in likely if group)
                     break
@@ -214,7 +214,7 @@ def _runs_here(variant):
 
 
 def _messages(errors):
-    """Lines of each error: what led to it stands before its line, notes behind."""
+    """Lines of each error: what led to it stands before its line, notes after."""
     blocks, context = [], []
     for line in errors.splitlines():
         if re.search(r": (fatal )?error: ", line):

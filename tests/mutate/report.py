@@ -17,13 +17,13 @@ def counts(sites, verdicts, config):
 
 
 def rate(sites, verdicts, config):
-    """The part that died of the faults that can be told from the original."""
+    """The part that died of the faults that can be distinguished from the original."""
     died, _, survived = counts(sites, verdicts, config)
     return died / max(1, died + survived)
 
 
 def explanation(site, config):
-    """Why the configuration says that a survivor cannot be told from the original, or None."""
+    """Why the configuration says that a survivor cannot be distinguished from the original, or None."""
     return next((rule["reason"] for rule in config.EXPLAINED if explains(rule, site)), None)
 
 

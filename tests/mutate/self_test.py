@@ -81,7 +81,7 @@ def test_resume(work):
     with open(state) as file:
         log = json.load(file)
     check("built" not in output, "a resumed run builds nothing again")
-    check({n: log["verdicts"][n]["verdict"] for n in dropped} == before, "a resumed run judges what was left")
+    check({n: log["verdicts"][n]["verdict"] for n in dropped} == before, "a resumed run tries what was left")
 
 
 def test_seed(work):

@@ -122,7 +122,7 @@ class Source:
         return angles
 
     def skip(self, i):
-        """The token behind a bracket group that begins at i, or behind i."""
+        """The token after a bracket group that begins at i, or after i."""
         if self.word(i) in OPEN and i in self.partner:
             return self.partner[i] + 1
         if i in self.angles:
@@ -274,7 +274,7 @@ class Source:
         return found
 
     def _header_before(self, i):
-        """`if`, `for` or `while` where the token before i ends its parentheses (or an attribute behind
+        """`if`, `for` or `while` where the token before i ends its parentheses (or an attribute after
         them), `if constexpr` likewise, else None."""
         i -= 1
         if self.word(i) == "]" and self.word(i - 1) == "]":

@@ -2,8 +2,8 @@
 // programs.
 //
 // CHUNKATTN_MUTANT=N turns fault N on. CHUNKATTN_MUTANT_REACHED=FILE leaves all off and writes to
-// FILE the numbers of those that were asked for. The operators are told apart by types, so that no
-// operand has to be found in the text: in `a < Less<7>{} < b` precedence does it.
+// FILE the numbers of those that were asked for. The operators are distinguished by types, so that
+// no operand has to be found in the text: in `a < Less<7>{} < b` precedence does it.
 #pragma once
 
 #include <concepts>

@@ -120,7 +120,7 @@ def write_case(path, texts, calls, seed):
 
 
 def compare(attend, folder, texts, calls, seed):
-    """Greatest difference per type, in units of the largest |v|; every token is computed by somebody."""
+    """Greatest difference per type, in units of the largest |v|; every token is computed by some sequence."""
     write_case(folder / "case", texts, calls, seed)
     subprocess.run([attend, folder / "case", folder / "out"], check=True)
     ours = torch.frombuffer(bytearray((folder / "out").read_bytes()), dtype=torch.float32)

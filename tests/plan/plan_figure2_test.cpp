@@ -26,7 +26,7 @@ using Tree = PrefixTree<int, chunk_size, PoolAllocator, NoRetention>;
 using Context = std::tuple<std::string, int, int>;
 
 /// So many chunks of tokens, less the last two: the first is the prefill's output, which the next
-/// step computes, the second the place of that step's output.
+/// step computes, the second the slot of that step's output.
 std::vector<int> prompt(int shared_chunks, int private_chunks, int who) {
   std::vector<int> tokens(
       static_cast<std::size_t>(chunk_size * (shared_chunks + private_chunks) - 2));

@@ -36,7 +36,7 @@ std::vector<std::int32_t> unknown_rows(const View& view) {
   return named;
 }
 
-/// A step in flight that computes 6 tokens, and one behind it with drafts.
+/// A step in flight that computes 6 tokens, and one after it with drafts.
 struct TwoSteps {
   explicit TwoSteps(const Parents& parents = {}) {
     auto step = tree.begin_step();
@@ -60,7 +60,7 @@ struct TwoSteps {
 
 }  // namespace
 
-TEST_CASE("known drafts behind a step that was dropped in flight: theirs until they are given up") {
+TEST_CASE("known drafts after a step that was dropped in flight: theirs until they are discarded") {
   for (const Parents& parents : {Parents{}, Parents{-1, 0, 0}}) {
     CAPTURE(parents.size());
     TwoSteps t(parents);
@@ -70,7 +70,7 @@ TEST_CASE("known drafts behind a step that was dropped in flight: theirs until t
     CHECK(t.view.tokens(-1) == Tokens{-1, 20, 21, 22});
     CHECK(unknown_rows(t.view) == std::vector<std::int32_t>{0});
 
-    t.tree.device_idle();  // what the first was to give is given up
+    t.tree.device_idle();  // what the first was to give is discarded
     CHECK(t.view.is_current());
     CHECK(t.view.tokens(-1) == Tokens{-1, -1, -1, -1});
     CHECK(unknown_rows(t.view) == std::vector<std::int32_t>{0, 1, 2, 3});
@@ -88,7 +88,7 @@ TEST_CASE("known drafts behind a step that was dropped in flight: theirs until t
   }
 }
 
-TEST_CASE("known drafts behind a draft that was wrong") {
+TEST_CASE("known drafts after a draft that was wrong") {
   Tree tree;
   AttentionPlan plans[2];
   auto s = tree.insert(iota(0, 6)), other = tree.insert(iota(50, 2));
@@ -105,7 +105,7 @@ TEST_CASE("known drafts behind a draft that was wrong") {
   auto finished = std::move(first).finish();
   finished.commit(*finished.rows().begin(), Tokens{20, 99});
   CHECK(s.size() == 8);
-  // The second step's rows stand at positions 8, 9 and 10, behind what the sequence is now.
+  // The second step's rows stand at positions 8, 9 and 10, after what the sequence is now.
   CHECK(view.tokens(-1) == Tokens{-1, -1, -1, 50, 51, 60});
   s.append(Tokens{80, 81});
   CHECK(view.tokens(-1) == Tokens{80, 81, -1, 50, 51, 60});

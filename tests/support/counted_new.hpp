@@ -1,5 +1,5 @@
 // Replaces the global operator new of a test program: counts allocations of each thread, and fails
-// the one that is asked for. What is freed is overwritten, so that who goes on reading it shows it.
+// the one that is asked for. What is freed is overwritten, so that a later read shows.
 // Include it in one translation unit only.
 #pragma once
 

@@ -130,7 +130,7 @@ class DraftEngine {
     }
     return true;
   }
-  /// Builds the plan, and writes K and V of the rows; places that were never written are NaN.
+  /// Builds the plan, and writes K and V of the rows; slots that were never written are NaN.
   auto build(typename Tree::Step& step) {
     const auto view = plan.build(step);
     const auto layer = kv.layer(0);

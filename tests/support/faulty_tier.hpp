@@ -1,4 +1,4 @@
-// A tier that does what it is told to do wrong: it fails, is slow, is full, loses, damages and
+// A tier with chosen faults: it fails, is slow, is full, loses, damages and
 // confuses records, or says nothing of what it loses. If nothing is to go wrong it is a tier of a
 // few records.
 #pragma once

@@ -1,4 +1,4 @@
-// Memory that tells when somebody reads in front of it.
+// Memory that notices reads in front of it.
 #pragma once
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// A tier in memory whose calls hang when they are told to, until they are let go.
+// A tier in memory whose calls hang when they are set to, until they are let go.
 #pragma once
 
 #include <atomic>
@@ -19,9 +19,9 @@ class HangingTier final : public chunkattn::TierStore {
 
   /// Which calls hang.
   std::atomic<std::uint32_t> hangs = 0;
-  /// Whether they end when nobody waits for them any longer; else only when they are let go.
+  /// Whether they end when no load waits for them any longer; else only when they are let go.
   std::atomic<bool> listens = false;
-  /// Whether it gives damaged records, which it is then told to erase.
+  /// Whether it gives damaged records, which it then has to erase.
   std::atomic<bool> damages = false;
   std::atomic<int> num_gets = 0, num_hanging = 0;
   chunkattn::MemoryTier memory{std::size_t{1} << 30};

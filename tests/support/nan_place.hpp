@@ -1,4 +1,4 @@
-// One NaN put into q, K or V, and what must become of each line of the answer.
+// One NaN put into q, K or V, and what must become of each row and head of the output.
 #pragma once
 
 #include <algorithm>
@@ -154,7 +154,7 @@ int wrong_elements(const NanPlace& nan, const RandomPlan& plan, const chunkattn:
   return wrong;
 }
 
-/// How many lines that the NaN does not reach have other bits than without it.
+/// How many rows and heads that the NaN does not reach have other bits than without it.
 template <class X>
 int changed_lines(const NanPlace& nan, const RandomPlan& plan, int num_kv_heads, int num_qo_heads,
                   int head_dim, std::span<const X> before, std::span<const X> after) {

@@ -41,7 +41,7 @@ inline int scaled(int cases) {
   return std::max(1, static_cast<int>(std::lround(cases * factor)));
 }
 
-/// A stream of random numbers; `stream` tells the test cases of one run apart.
+/// A stream of random numbers; `stream` distinguishes the test cases of one run.
 class Random {
  public:
   explicit Random(std::uint64_t stream = 0)

@@ -1,4 +1,4 @@
-// The cases that CUDA schedules are judged by: a shared prefix and what follows it, unshared
+// The cases that CUDA schedules are measured by: a shared prefix and what follows it, unshared
 // sequences, and published trees.
 #pragma once
 

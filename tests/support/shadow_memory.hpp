@@ -32,7 +32,7 @@ struct BrokenAllocator : std::runtime_error {
 struct ShadowMemory {
   int chunk_size = 0;
   std::vector<std::uint64_t> rows;    // [chunk][offset], 0 for garbage
-  std::vector<std::uint64_t> values;  // the same for V, which nobody reads
+  std::vector<std::uint64_t> values;  // the same for V, which is not read
   std::vector<std::uint64_t> epochs;  // [chunk]: how often the chunk was freed
   std::vector<std::uint8_t> used;     // [chunk]
   Lie lie = Lie::none;                // at the next allocation
@@ -117,8 +117,8 @@ struct ShadowCache {
   }
 };
 
-/// The hash of a path that is one token longer. `weights` tells the times before and after clear()
-/// apart.
+/// The hash of a path that is one token longer. `weights` distinguishes the times before and after
+/// clear() apart.
 inline std::uint64_t extend_hash(std::uint64_t hash, const Namespace& space, SimToken token) {
   for (const std::uint64_t part :
        {space.tenant + 1, space.adapter + 1, std::uint64_t{space.is_public ? 7u : 3u},

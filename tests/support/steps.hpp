@@ -24,7 +24,7 @@ inline std::vector<int> iota(int first, std::size_t n) {
   return tokens;
 }
 
-/// All that the sequence may put in place is in place, as if loaded from elsewhere.
+/// All that the sequence may load is loaded, as if it came from elsewhere.
 template <class Sequence>
 void load(Sequence& sequence) {
   for (auto range = sequence.loadable(); !range.empty(); range = sequence.loadable())

@@ -1,5 +1,5 @@
-// A variant that reads a table by position, and a problem with a row that has no position: whoever
-// reads before the table is caught.
+// A variant that reads a table by position, and a problem with a row that has no position: a
+// read before the table is noticed.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// An observer of tiers that remembers all that it was told.
+// An observer of tiers that remembers all calls.
 #pragma once
 
 #include <algorithm>

@@ -41,7 +41,7 @@ TEST_CASE("what follows tokens that are not known is refused") {
   CHECK_FALSE(store(spans, four(7, 7, 12, 1, 4)));  // 8 to 12 are missing
 }
 
-TEST_CASE("pieces of a block lie together within one chunk only") {
+TEST_CASE("pieces of a block are adjacent within one chunk only") {
   const auto pieces_of = [](ChunkIndex next, std::int32_t offset) {
     Spans spans(8);
     REQUIRE(store(spans, four(1, 0, 0, 5, 0)));

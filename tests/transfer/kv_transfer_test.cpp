@@ -264,7 +264,7 @@ TEST_CASE_TEMPLATE("swapping out and resuming is exact", T, half, std::int8_t) {
     CHECK(!goes.is_live());
     CHECK(swapped.tokens == tokens);
     CHECK(swapped.written == computed);
-    // What others do meanwhile evicts none, some or all of what it left behind.
+    // What others do meanwhile evicts none, some or all of what it left.
     {
       auto pressure = tree.try_insert(random_prompt(random, random.uniform(1, 150)));
       if (pressure) {

@@ -142,7 +142,7 @@ TEST_CASE("what is public goes after what continues it") {
 }
 
 TEST_CASE("what eviction passes over is not younger by that") {
-  // Ten public beginnings of 8 tokens, that each go on with 4 of a tenant.
+  // Ten public beginnings of 8 tokens, that each continue with 4 of a tenant.
   PrefixTree<int, 4, PoolAllocator, CachePolicy> tree({.max_chunks = 34}, {},
                                                       {.fair = true, .ttl = 100});
   CHECK(tree.expire(1000) == 0);
@@ -155,9 +155,9 @@ TEST_CASE("what eviction passes over is not younger by that") {
     pass(tree, iota(100 * i, 12), options);
   }
   CHECK(tree.expire(1060) == 0);
-  // Public is most of what is cached, goes on everywhere, and is passed over.
+  // Public is most of what is cached, continues everywhere, and is passed over.
   for (int i = 0; i < 3; ++i) pass(tree, iota(5000 + 100 * i, 12), of(99));
-  CHECK(tree.stats().evicted_tokens == 20);  // of the richest tenant
+  CHECK(tree.stats().evicted_tokens == 20);  // of the tenant with the largest share
   check_invariants(tree);
   CHECK(tree.expire(1099) == 0);
   CHECK(tree.expire(1100) == 120);
@@ -182,7 +182,7 @@ TEST_CASE("what is old goes, wherever eviction stopped to look") {
   for (int i = 0; i < 3; ++i)  // six times, eight of the ten are passed over
     pass(tree, iota(5000 + 100 * i, 12), {.name_space = {.tenant = 99}, .compute_last = false});
   CHECK(tree.stats().evicted_tokens == 24);
-  begin(8);  // where eviction would go on
+  begin(8);  // where eviction would continue
   begin(9);
   CHECK(tree.expire(1100) == 8 * 12);
   check_invariants(tree);

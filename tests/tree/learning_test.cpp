@@ -87,7 +87,7 @@ TEST_CASE("groups are valued by how often and how soon they are used again") {
   CHECK(model.value(2, 9000) > model.value(2, 0));
 }
 
-TEST_CASE("gaps are told apart at a tenth, three tenths and all of what is in use") {
+TEST_CASE("gaps are distinguished at a tenth, three tenths and all of what is in use") {
   for (const auto& [age, gap] : std::map<std::uint32_t, int>{
            {0, 1}, {9, 1}, {10, 2}, {29, 2}, {30, 3}, {99, 3}, {100, 4}, {~0u, 4}}) {
     CAPTURE(age);
@@ -95,7 +95,7 @@ TEST_CASE("gaps are told apart at a tenth, three tenths and all of what is in us
   }
 }
 
-TEST_CASE("uses are told apart up to four of them, ages by half octaves") {
+TEST_CASE("uses are distinguished up to four of them, ages by half octaves") {
   const auto group_of = [](int uses, int gap) {
     return ReuseModel::group_of(static_cast<std::uint8_t>(uses), static_cast<std::uint8_t>(gap));
   };
@@ -241,7 +241,8 @@ TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it 
       for (const int token : iota(2000, 10)) prompt.push_back(token);
       auto s = tree.insert(prompt, {.compute_last = false});
       const std::size_t end = above + length;
-      CHECK(node(s, end).position == static_cast<std::int32_t>(end));  // what is new is told apart
+      CHECK(node(s, end).position ==
+            static_cast<std::int32_t>(end));  // what is new is distinguished
       CHECK(node(s, end).uses == 0);
       for (std::size_t p = cached; p < end; ++p) CHECK(node(s, p).uses == 1);
       check_invariants(tree);
@@ -304,7 +305,7 @@ TEST_CASE("what is pinned goes where nothing else is left, whatever was learnt")
   CHECK(pin.size() == 4);
 }
 
-TEST_CASE("what is new is expected to be used again as late as what it continues") {
+TEST_CASE("what is new is expected to be used again as late as its parent") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   // The last two: an age of 2 chunks is a tenth of the 20 in use, and less than a tenth of 21.
   for (const auto& [before, others, gap] :
@@ -346,7 +347,7 @@ TEST_CASE("prompts that come again outlast a flood of those that do not") {
   CHECK(lru < 20000);
 }
 
-TEST_CASE("a parent may go as soon as what went on from it is gone") {
+TEST_CASE("a parent may go as soon as its children are gone") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   Tree tree({}, {}, CachePolicy{.high_watermark = 3, .low_watermark = 2, .learns = true});
   pass(tree, iota(0, 8));
@@ -358,7 +359,7 @@ TEST_CASE("a parent may go as soon as what went on from it is gone") {
   CHECK(tree.stats().evicted_chunks == 2);
 }
 
-TEST_CASE("eviction does not go on with what was pinned meanwhile") {
+TEST_CASE("eviction does not continue with what was pinned meanwhile") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   Tree tree(PoolAllocator{.max_chunks = 4}, {}, CachePolicy{.max_pinned = 4, .learns = true});
   const auto cached = [&](int first, std::size_t count) {
@@ -378,7 +379,7 @@ TEST_CASE("eviction does not go on with what was pinned meanwhile") {
 }
 
 TEST_CASE(
-    "a tree tells its model of all chunks that are used again, and evicts what is worth least") {
+    "a tree reports to its model all chunks that are used again, and evicts what is worth least") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   struct Prompt {
     int first = 0;
@@ -388,7 +389,7 @@ TEST_CASE(
   };
   test::Random random(7);
   Tree tree(PoolAllocator{.max_chunks = 100000}, {}, CachePolicy{.learns = true});
-  ReuseModel model;             // is told the same
+  ReuseModel model;             // gets the same
   std::vector<Prompt> prompts;  // the one that was used last stands last
   std::size_t tokens = 0;
   const auto now = [&] { return static_cast<std::uint32_t>(tokens / 4); };
@@ -440,7 +441,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("two trees that are told the same keep the same") {
+TEST_CASE("two trees with the same calls keep the same") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   Tree a(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{.learns = true, .by_priority = true});
   Tree b(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{.learns = true, .by_priority = true});

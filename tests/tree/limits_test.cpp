@@ -39,7 +39,7 @@ bool starts(const std::string& text, const std::string& with) {
 
 TEST_CASE("chunks_needed saturates") {
   Tree tree;
-  auto s = tree.insert(iota(0, 6));  // two places are free
+  auto s = tree.insert(iota(0, 6));  // two slots are free
   CHECK(s.chunks_needed(0) == 0);
   CHECK(s.chunks_needed(2) == 0);
   CHECK(s.chunks_needed(3) == 1);

@@ -270,7 +270,7 @@ TEST_CASE("pinned chunks go only when nothing else is left, children before pare
   CHECK(shrunk > 0);
 }
 
-TEST_CASE("a pin outlives its sequence, its tree and its place in the tree's list") {
+TEST_CASE("a pin outlives its sequence, its tree and its position in the tree's list") {
   Tree::Pin orphan;
   {
     Tree tree = make(8, 8);

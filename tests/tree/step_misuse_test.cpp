@@ -83,7 +83,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
         "row = of another step: expected a row that rows() of this one gives");
   CHECK(refused([&] { done.commit(first_row(next), 7); }) ==
         "row = of another step: expected a row that rows() of this one gives");
-  auto after = b.run(s);  // the same sequence, at the same place in the batch
+  auto after = b.run(s);  // the same sequence, at the same position in the batch
   CHECK(refused([&] { after.commit(row, 7); }) ==
         "row = of another step: expected a row that rows() of this one gives");
   CHECK(first_row(after).position == 6);
@@ -95,7 +95,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   CHECK(refused([&] { next.commit(none, 7); }) ==
         "row = of another step: expected a row that rows() of this one gives");
 
-  Bench c;  // a tree of the same shape: only the tree tells its rows apart
+  Bench c;  // a tree of the same shape: only the tree id distinguishes its rows
   auto foreign = c.tree.insert(iota(50, 6));
   auto theirs = c.run(foreign);
   theirs.commit(first_row(theirs), 8);
@@ -226,8 +226,8 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
   check_invariants(b.tree);
 }
 
-TEST_CASE("what was computed behind a trunk is superseded by another branch of its length") {
-  for (const std::int32_t leaf : {1, 3}) {  // the trunk, and the branch aside
+TEST_CASE("what was computed after a main branch is superseded by another branch of its length") {
+  for (const std::int32_t leaf : {1, 3}) {  // the main branch, and the other one
     Bench b;
     auto s = b.tree.insert(iota(1, 6));
     auto step = b.tree.begin_step();
@@ -264,7 +264,7 @@ TEST_CASE("commit: of a row without drafts, what is expected is said without cou
   done.commit(row, 7);
 }
 
-TEST_CASE("rows: by any kind of loop, and not once their step's outputs are given up") {
+TEST_CASE("rows: by any kind of loop, and not once their step's outputs are discarded") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
   auto step = b.tree.begin_step();
@@ -397,7 +397,7 @@ TEST_CASE("add: of a sequence that is not there, of another tree, twice, of noth
     const auto done = std::move(step).finish();
   }
   step = b.tree.begin_step();
-  const AddResult nothing = step.add(moved);  // its output was given up
+  const AddResult nothing = step.add(moved);  // its output was discarded
   CHECK_FALSE(nothing);
   CHECK(nothing.reason() == AddResult::Reason::nothing_to_compute);
   CHECK(
@@ -453,7 +453,7 @@ TEST_CASE("a view ends with its step and when its plan builds another") {
   check(kept, false);
   check(b.view, true);
   AttentionPlan moved = std::move(b.plan);
-  check(b.view, true);  // goes on with the plan
+  check(b.view, true);  // continues with the plan
   {
     const AttentionPlan last = std::move(moved);
     check(b.view, true);

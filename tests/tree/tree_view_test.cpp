@@ -104,7 +104,7 @@ TEST_CASE("an empty tree prints") {
   CHECK(to_dot(tree).find("->") == std::string::npos);
 }
 
-TEST_CASE("a program is told of each node: whose, whose child, how many share it") {
+TEST_CASE("a program visits each node: its sequence, its parent, how many share it") {
   Tree tree;
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6}, {.name_space = {.tenant = 7}});
   a.mark_loaded(a.loadable());

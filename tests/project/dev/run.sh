@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh CHECK WORK_DIR: what ./dev and the script tests say to somebody with few tools installed.
+# run.sh CHECK WORK_DIR: what ./dev and the script tests say where few tools are installed.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
 set -euo pipefail
 check=$1
@@ -16,7 +16,7 @@ skip() { echo "SKIPPED: $*"; exit 77; }
 says() { grep -qF -- "$2" "$1" || { cat "$1"; fail "this lacks: $2"; }; }
 
 case $check in
-  summary)  # ./dev test runs what it is told to, and names in the end what failed and what was skipped
+  summary)  # ./dev test runs what it is asked to, and names in the end what failed and what was skipped
     for header in fmt/core.h CLI/CLI.hpp nlohmann/json.hpp xxhash.h utf8proc.h oneapi/dnnl/dnnl.h httplib.h zmq.hpp; do
       echo "#include <$header>" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
         skip "dev summary needs $header, or ./dev would install it"
@@ -62,7 +62,7 @@ END
     says "$work/log" "expected asan or tsan, not 'msan'"
     sed 's/^/  /' "$work/closing"
     ;;
-  compile_time)  # it judges what is compiled, not how fast the processor is
+  compile_time)  # it compares what is compiled, not how fast the processor is
     # A compiler that only takes its time: so much per unit, and SLOW times as long.
     cat >"$work/compiler" <<'END'
 #!/usr/bin/env bash
@@ -217,7 +217,7 @@ END
       done
     done
     ;;
-  release)  # tools/release.sh tags what the changelog tells of, and refuses everything else
+  release)  # tools/release.sh tags what the changelog describes, and refuses everything else
     git -C "$root" rev-parse 2>/dev/null || skip "dev release needs git and a clone"
     mkdir "$work/tree"
     (cd "$root" && git ls-files -z | xargs -0 tar -c --ignore-failed-read 2>/dev/null) | tar -x -C "$work/tree"
@@ -254,7 +254,7 @@ END
     git tag -l --format='%(contents)' "v$version" >"$work/message"
     says "$work/message" "### New"
     says "$work/message" "- A line of the test."
-    [ "$(grep -c '^## ' "$work/message")" = 0 ] || fail "the tag tells of other versions, too"
+    [ "$(grep -c '^## ' "$work/message")" = 0 ] || fail "the tag describes other versions, too"
     [ "$(git rev-parse "v$version^{commit}")" = "$(git rev-parse HEAD)" ] || fail "the tag is not of this commit"
     release 1 "the tag v$version exists already"
     ;;

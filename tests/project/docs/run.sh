@@ -3,7 +3,7 @@
 #
 #   ```cpp preamble   stands first in the program that the blocks marked ```cpp make: a function each
 #   ```cpp            in the order of the page
-#   ```cpp program    is a program by itself; an ```output block behind it is all that it prints
+#   ```cpp program    is a program by itself; an ```output block after it is all that it prints
 #
 # A header NAME.hpp beside this script is included before all blocks of NAME.md: what the page takes for
 # granted.

@@ -8,7 +8,7 @@ void fail_without_exceptions();  // ends the program with status 3, by that unit
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "without") == 0) {
     fail_without_exceptions();
-    std::puts("FAILED: the unit without exceptions goes on after a failure");
+    std::puts("FAILED: the unit without exceptions continues after a failure");
     return 1;
   }
   try {

@@ -135,7 +135,7 @@ case $check in
     echo "all orders of linking give the same bits"
     ;;
   refused)
-    # What cannot compile the library is told so, and told nothing else.
+    # What cannot compile the library gets one error that says so.
     cat >"$work/program.cpp" <<'END'
 #include <chunkattn/chunkattn.hpp>
 using namespace chunkattn;
@@ -168,7 +168,7 @@ END
     refused_by "$clang"
     ;;
   compilers)
-    # README's list of compilers is that of all other places. Those of it that are here compile the quick
+    # README's list of compilers is that of all other lists. Those of it that are here compile the quick
     # start without a warning.
     list=$(sed -nE 's/^\| a C\+\+20 compiler[^|]*\| (g\+\+ [0-9, ]+, clang [0-9, ]*[0-9]).*/\1/p' README.md)
     [ -n "$list" ] || fail "README.md has no list of compilers"
