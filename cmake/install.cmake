@@ -9,7 +9,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/chunkattn")
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/chunkattn" TYPE INCLUDE
-        FILES_MATCHING PATTERN "*.hpp" PATTERN "*.ipp" PATTERN "*.cuh")
+        FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h" PATTERN "*.ipp" PATTERN "*.cuh")
 install(TARGETS chunkattn EXPORT chunkattn-targets)
 install(EXPORT chunkattn-targets NAMESPACE chunkattn:: DESTINATION "${package_dir}")
 

@@ -46,7 +46,7 @@ chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
 chunkattn_fast_program(fast_cuda_kernels SCALE 0.3 OPTIONS -O1
   TESTS cuda_kernels_test cuda_large_tiles_test cuda_long_test cuda_quantized_test cuda_schedule_test cuda_windows_test)
 chunkattn_fast_program(fast_cpu OPTIONS -O1
-  TESTS array_test element_test executor_test
+  TESTS array_test element_test executor_test openmp_executor_test
         cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test dots_test
         pairs_test tile_test)
 chunkattn_fast_program(fast_batches OPTIONS -O1 TESTS step_batch_test plan_arrays_test)

@@ -32,7 +32,7 @@ closures="
   cache/admission 4640       cache/checkpoints 4960     cache/policy 5210          debug/attention 2530
   debug/reference 2470       debug/tree 4510            events/cache_event 840     events/cache_events 4320
   events/mirror 4600         interop/block_table 930    interop/page_tables 80     interop/paged_plan 1270
-  interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9650
+  interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9650 runtime/openmp_executor 640
   tiers/tier_store 120       tiers/tiers 7360           transfer/transfer 1990
   all 20410                  program 14190              headers 24820"
 status=0

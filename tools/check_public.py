@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "include" / "chunkattn"
 TABLE = ROOT / "docs" / "reference.md"
-MAX_CORE_TYPES, MAX_TYPES, MAX_CONCEPTS = 60, 93, 9
+MAX_CORE_TYPES, MAX_TYPES, MAX_CONCEPTS = 60, 94, 9
 
 # What the macros of detail/support/config.hpp stand for, as far as scopes go.
 MACROS = {

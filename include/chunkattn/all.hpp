@@ -21,5 +21,6 @@
 #include "interop/paged_view.hpp"
 #include "runtime/any_attention.hpp"
 #include "runtime/make_attention.hpp"
+#include "runtime/openmp_executor.hpp"
 #include "tiers/tiers.hpp"
 #include "transfer/transfer.hpp"

@@ -55,7 +55,7 @@ class ChunkattnConan(ConanFile):
 
     def package(self):
         copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
-        for pattern in ("*.hpp", "*.ipp", "*.cuh"):
+        for pattern in ("*.hpp", "*.h", "*.ipp", "*.cuh"):
             copy(self, pattern, os.path.join(self.source_folder, "include"),
                  os.path.join(self.package_folder, "include"))
         for module in self._cmake_modules:

@@ -1,0 +1,154 @@
+/* The library for programs in C, and for languages that call C: attention on CPUs over a paged
+ * engine's own K/V memory, by plans from its page tables. Experimental: it may change between
+ * versions of the library, and CHUNKATTN_C_VERSION with it.
+ *
+ * A program or shared library has the functions from one C++ source file, see chunkattn.ipp. None
+ * throws or ends the process. Those that return int return 0, or 1 after a failure; those that
+ * return a pointer return NULL after a failure. chunkattn_error() says then which argument was
+ * wrong, its value and what was expected; what the call was to change is as before. An object is
+ * used by one thread at a time.
+ */
+#ifndef CHUNKATTN_C_CHUNKATTN_H
+#define CHUNKATTN_C_CHUNKATTN_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define CHUNKATTN_C_API __attribute__((visibility("default")))
+#else
+#define CHUNKATTN_C_API
+#endif
+
+/** The version of this interface. */
+#define CHUNKATTN_C_VERSION 1
+
+/** Types of elements. */
+enum { CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1, CHUNKATTN_BFLOAT16 = 2 };
+
+/** Attention for heads of one size and K/V of one type, on some threads. It serves all layers. */
+typedef struct chunkattn_attention chunkattn_attention;
+/** The plan of a batch: which rows read which pages. It serves all layers with these tables. */
+typedef struct chunkattn_plan chunkattn_plan;
+
+/** What attention is to be like. Fill it with zeros first. */
+typedef struct chunkattn_config {
+  int32_t version;      /**< CHUNKATTN_C_VERSION */
+  int32_t head_dim;     /**< elements per head of q and K */
+  int32_t value_dim;    /**< elements per head of V and out; 0: head_dim */
+  int32_t num_qo_heads; /**< heads of q and out, a multiple of num_kv_heads */
+  int32_t num_kv_heads; /**< heads of K and V */
+  int32_t kv_type;      /**< of the pages: CHUNKATTN_FLOAT32, … */
+  int32_t qo_type;      /**< of q, k, v and out */
+  int32_t num_threads;  /**< the caller's included; 0: as many as there are CPUs to use */
+  float scale;          /**< factor of q·k; 0: 1 / sqrt(head_dim) */
+} chunkattn_config;
+
+/** What some models do to logits: soft_cap or sinks, with or without a window, or alibi_slopes.
+ *  Zeros: nothing. */
+typedef struct chunkattn_variant {
+  int32_t window;            /**< keys that a row sees, its own included; 0: all */
+  float soft_cap;            /**< logits are cap * tanh(logit / cap); 0: none */
+  const float* sinks;        /**< [num_qo_heads] a logit in the softmax without a value; or NULL */
+  const float* alibi_slopes; /**< [num_qo_heads] positive; or NULL */
+} chunkattn_variant;
+
+/** The pages of a batch, in vLLM's names. */
+typedef struct chunkattn_tables {
+  const int32_t* block_table; /**< [num_sequences][stride] page ids in path order */
+  int64_t stride;             /**< from a sequence's first entry to the next sequence's */
+  const int32_t* seq_lens;    /**< [num_sequences] tokens of K/V, queries' included */
+  /** [num_sequences + 1] sequence i has the query tokens [query_start_loc[i], query_start_loc[i +
+   *  1]), the last ones of its seq_lens[i] */
+  const int32_t* query_start_loc;
+  int32_t num_sequences;
+} chunkattn_tables;
+
+/** The K/V memory of one layer. Strides count elements; those of a row are neighbours. */
+typedef struct chunkattn_layer {
+  void* k; /**< row of page 0, KV head 0, token 0 */
+  void* v; /**< likewise */
+  int32_t num_pages;
+  int32_t page_size;    /**< tokens per page */
+  int64_t k_strides[3]; /**< from a page to the next, from a KV head, from a token */
+  int64_t v_strides[3]; /**< likewise */
+} chunkattn_layer;
+
+/** What a plan saves. */
+typedef struct chunkattn_sharing {
+  int32_t num_tokens;   /**< query tokens of the batch */
+  int32_t num_segments; /**< parts of sequences that the same rows read */
+  int64_t pages_read;   /**< pages that are read, shared ones once */
+  int64_t pages_alone;  /**< pages that would be read by each sequence for itself */
+} chunkattn_sharing;
+
+/** The interface of the library that was loaded: CHUNKATTN_C_VERSION if it fits this header. */
+CHUNKATTN_C_API int chunkattn_c_version(void);
+
+/** Why the last call of this thread that failed has failed; valid until the next one does. */
+CHUNKATTN_C_API const char* chunkattn_error(void);
+
+/** Attention as `config` says. Fails for sizes and types that no kernels were compiled for (the
+ * text lists those that were), and on processors that lack their instructions. */
+CHUNKATTN_C_API chunkattn_attention* chunkattn_attention_create(const chunkattn_config* config);
+CHUNKATTN_C_API void chunkattn_attention_destroy(chunkattn_attention* attention);
+
+/** The instruction set, sizes, types and threads, in one line for logs; valid as long as
+ *  `attention`. */
+CHUNKATTN_C_API const char* chunkattn_describe(const chunkattn_attention* attention);
+
+/** A plan for pages of `page_size` tokens with ids from 0 to num_pages - 1.
+ *
+ *  @param null_page  the id that stands for pages that were freed, as behind a window, and which
+ *                    never counts as shared; or -1: there is none */
+CHUNKATTN_C_API chunkattn_plan* chunkattn_plan_create(int32_t page_size, int32_t num_pages,
+                                                      int32_t null_page);
+CHUNKATTN_C_API void chunkattn_plan_destroy(chunkattn_plan* plan);
+
+/** Makes the plan of a batch, in place of the last one: once for all layers. Equal page ids say
+ *  equal K/V. If only lengths grew and pages were added, it is updated, else built anew. It does
+ * not refer to the arrays afterwards. */
+CHUNKATTN_C_API int chunkattn_plan_build(chunkattn_plan* plan, const chunkattn_tables* tables);
+
+/** What the plan's batch shares. */
+CHUNKATTN_C_API int chunkattn_plan_sharing(const chunkattn_plan* plan, chunkattn_sharing* sharing);
+
+/** Stores K and V of the plan's query tokens at their positions in the page tables.
+ *
+ *  @param k, v  [num_tokens][num_kv_heads][head_dim] (v: value_dim) of qo_type
+ *  @param k_stride, v_stride  elements from a token to the next; 0: there are no gaps
+ *  @param num_tokens  the plan's, or more, of which the first are used */
+CHUNKATTN_C_API int chunkattn_write(chunkattn_attention* attention, const chunkattn_plan* plan,
+                                    const chunkattn_layer* layer, const void* k, int64_t k_stride,
+                                    const void* v, int64_t v_stride, int32_t num_tokens);
+
+/** Stores K and V of `num_tokens` tokens where `slots` says, without a plan.
+ *
+ *  @param slots  [num_tokens] page * page_size + offset; negative: nowhere */
+CHUNKATTN_C_API int chunkattn_write_slots(chunkattn_attention* attention,
+                                          const chunkattn_layer* layer, const int64_t* slots,
+                                          const void* k, int64_t k_stride, const void* v,
+                                          int64_t v_stride, int32_t num_tokens);
+
+/** Causal attention of the plan's query tokens over their whole contexts.
+ *
+ *  @param variant   or NULL
+ *  @param q         [num_tokens][num_qo_heads][head_dim] of qo_type
+ *  @param q_stride  elements from a token to the next; 0: there are no gaps
+ *  @param num_tokens  the plan's, or more, of which the first are computed
+ *  @param out       [num_tokens][num_qo_heads][value_dim] of qo_type, without gaps
+ *  @param lse       [num_tokens][num_qo_heads] gets the logarithm of the softmax denominators; or
+ *                   NULL */
+CHUNKATTN_C_API int chunkattn_run(chunkattn_attention* attention, const chunkattn_plan* plan,
+                                  const chunkattn_layer* layer, const chunkattn_variant* variant,
+                                  const void* q, int64_t q_stride, int32_t num_tokens, void* out,
+                                  float* lse);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,95 @@
+// OpenMpExecutor: the threads of OpenMP for programs that have some already, as PyTorch has.
+#pragma once
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+#include "../detail/support/config.hpp"
+#include "../executor.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// An Executor on the threads of OpenMP, if the process has a runtime of it that takes the calls of
+/// GCC's (GCC's, LLVM's and Intel's do): those wait for work by spinning, and a second set of
+/// threads would have to share the processors with them. Else on a ThreadPool, also in a child of
+/// fork(), where the runtime would wait for threads that did not come along. Only one thread at a
+/// time may call parallel_for. It calls for no option of the compiler. Linux.
+class OpenMpExecutor {
+ public:
+  /// \param num_threads  the caller's included; 0: as many as there are CPUs to use, on a
+  /// ThreadPool
+  /// \throws InvalidArgument, Error  as ThreadPool
+  explicit OpenMpExecutor(int num_threads = 0) {
+    // Finds the symbol if the runtime is loaded with global visibility, as torch loads it.
+    if (num_threads > 1)
+      parallel_ = reinterpret_cast<Parallel>(::dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    if (parallel_ == nullptr) pool_ = std::make_unique<ThreadPool>(num_threads);
+    count_ = pool_ ? pool_->concurrency() : num_threads;
+  }
+
+  /// Threads, the caller's included.
+  [[nodiscard]] int concurrency() const noexcept { return count_; }
+  /// Whether they are threads of OpenMP.
+  [[nodiscard]] bool are_openmp() const noexcept { return parallel_ != nullptr; }
+
+  /// Calls f(i) for each i in [0, n) and returns when all calls have returned. If f throws, calls
+  /// that have not begun are skipped and one of the exceptions is rethrown.
+  template <class F>
+  void parallel_for(int n, F&& f) {
+    if (n <= 0) return;
+    if (parallel_ != nullptr && ::getpid() != process_) {
+      pool_ = std::make_unique<ThreadPool>(count_);
+      parallel_ = nullptr;
+    }
+    if (pool_) return pool_->parallel_for(n, std::forward<F>(f));
+    if (n == 1) return f(0);
+    Loop<std::remove_reference_t<F>> loop{f, n};
+    parallel_(&Loop<std::remove_reference_t<F>>::run, &loop,
+              static_cast<unsigned>(n < count_ ? n : count_), 0);
+#if CHUNKATTN_EXCEPTIONS
+    if (loop.failure) std::rethrow_exception(loop.failure);
+#endif
+  }
+
+ private:
+  using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+  template <class F>
+  struct Loop {
+    F& f;
+    int n;
+    std::atomic<int> next{0};
+    std::mutex failed{};
+    std::exception_ptr failure{};
+
+    static void run(void* self) {
+      Loop& loop = *static_cast<Loop*>(self);
+#if CHUNKATTN_EXCEPTIONS
+      try {
+        for (int i = loop.next++; i < loop.n; i = loop.next++) loop.f(i);
+      } catch (...) {
+        const std::lock_guard guard(loop.failed);
+        loop.failure = std::current_exception();
+        loop.next = loop.n;
+      }
+#else
+      for (int i = loop.next++; i < loop.n; i = loop.next++) loop.f(i);
+#endif
+    }
+  };
+
+  Parallel parallel_ = nullptr;
+  std::unique_ptr<ThreadPool> pool_;
+  int count_ = 1;
+  pid_t process_ = ::getpid();
+};
+static_assert(Executor<OpenMpExecutor>);
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,398 @@
+// The C interface: it computes the bits of the C++ front, over an engine's pages in vLLM's layout
+// for CPUs, and refuses bad arguments by name with everything as it was.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#define CHUNKATTN_C_KERNELS(X) \
+  X(16, 16, float, float)      \
+  X(16, 24, chunkattn::half, float) X(16, 16, chunkattn::bfloat16, chunkattn::bfloat16)
+#include "chunkattn/c/chunkattn.ipp"
+#include "chunkattn/chunk_attention.hpp"
+#include "support/page_batch.hpp"
+#include "support/random.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+using Attention = std::unique_ptr<chunkattn_attention, void (*)(chunkattn_attention*)>;
+using Plan = std::unique_ptr<chunkattn_plan, void (*)(chunkattn_plan*)>;
+
+Attention make(const chunkattn_config& config) {
+  return {chunkattn_attention_create(&config), chunkattn_attention_destroy};
+}
+Plan make_plan(int page_size, int num_pages, int null_page = -1) {
+  return {chunkattn_plan_create(page_size, num_pages, null_page), chunkattn_plan_destroy};
+}
+
+/// The text of a call that must fail.
+std::string text_of(int result) {
+  CHECK(result == 1);
+  return chunkattn_error();
+}
+
+chunkattn_tables tables_of(const test::PageBatch& batch) {
+  return {batch.table.data(), batch.stride, batch.seq_lens.data(), batch.query_start_loc.data(),
+          static_cast<std::int32_t>(batch.sequences.size())};
+}
+
+constexpr int num_qo_heads = 4, num_kv_heads = 2;
+
+/// K and V of one layer as vLLM has them on CPUs, [page][head][K of all tokens, V of all tokens],
+/// or apart where rows differ in length; and how C and C++ see them.
+template <class Kv, int HeadDim, int ValueDim>
+struct Memory {
+  std::vector<Kv> memory;
+  chunkattn_layer layer{};
+  KvView<Kv> view;
+
+  explicit Memory(const PageGeometry& pages) {
+    const std::int64_t k_rows = std::int64_t{pages.page_size} * HeadDim;
+    const std::int64_t head = k_rows + std::int64_t{pages.page_size} * ValueDim;
+    memory.resize(static_cast<std::size_t>(head * num_kv_heads * pages.num_pages),
+                  from_float<Kv>(std::numeric_limits<float>::quiet_NaN()));
+    view = {.k = memory.data(),
+            .v = memory.data() + k_rows,
+            .num_chunks = pages.num_pages,
+            .num_kv_heads = num_kv_heads,
+            .head_dim = HeadDim,
+            .chunk_size = pages.page_size,
+            .stride_chunk = head * num_kv_heads,
+            .stride_head = head,
+            .stride_token = HeadDim};
+    if (HeadDim != ValueDim) {
+      view.value_dim = ValueDim;
+      view.v_stride_chunk = view.stride_chunk;
+      view.v_stride_head = head;
+      view.v_stride_token = ValueDim;
+    }
+    layer = {view.k,
+             view.v,
+             pages.num_pages,
+             pages.page_size,
+             {view.stride_chunk, head, HeadDim},
+             {view.stride_chunk, head, ValueDim}};
+  }
+  /// Fills all of it, as of tokens that came before.
+  void fill(test::Random& random) {
+    for (Kv& element : memory) element = from_float<Kv>(random.normal());
+  }
+};
+
+/// Rows of `size` elements with gaps of NaN between them.
+template <class T>
+struct Rows {
+  std::int64_t stride;
+  std::vector<T> strided, dense;
+
+  Rows(test::Random& random, int rows, int size)
+      : stride(size + (random.chance(0.5) ? random.uniform(1, 9) : 0)) {
+    strided.resize(static_cast<std::size_t>(rows * stride + 1),
+                   from_float<T>(std::numeric_limits<float>::quiet_NaN()));
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < size; ++i) {
+        dense.push_back(from_float<T>(random.normal()));
+        strided[static_cast<std::size_t>(row * stride + i)] = dense.back();
+      }
+  }
+};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+template <int HeadDim, int ValueDim, class Kv, class Qo>
+void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t qo_type) {
+  test::Random random(stream);
+  const chunkattn_config config{.version = CHUNKATTN_C_VERSION,
+                                .head_dim = HeadDim,
+                                .value_dim = ValueDim == HeadDim ? 0 : ValueDim,
+                                .num_qo_heads = num_qo_heads,
+                                .num_kv_heads = num_kv_heads,
+                                .kv_type = kv_type,
+                                .qo_type = qo_type,
+                                .num_threads = 1,  // slots may be written twice
+                                .scale = 0.3f};
+  const Attention attention = make(config);
+  REQUIRE_MESSAGE(attention, std::string(chunkattn_error()));
+  ChunkAttention<Cpu, HeadDim, ValueDim> expected_of(1, {.sm_scale = 0.3f});
+  const std::vector<float> per_head{-1, 0.5f, 0.25f, 2};
+  const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
+  test::PageBatches batches(random,
+                            {.page_sizes = {1, 3, 16, 32}, .max_tokens = 60, .num_pages = 0});
+  for (int round = 0; round < test::scaled(40); ++round) {
+    test::PageBatch batch = batches.make();
+    batch.geometry.joined = false;
+    const int rows = batch.num_rows();
+    const PageGeometry& pages = batch.geometry;
+    Memory<Kv, HeadDim, ValueDim> ours(pages), theirs(pages);
+    ours.fill(random);
+    theirs.memory = ours.memory;
+
+    const Plan plan = make_plan(pages.page_size, pages.num_pages, pages.null_page);
+    REQUIRE(plan);
+    const chunkattn_tables tables = tables_of(batch);
+    REQUIRE_MESSAGE(chunkattn_plan_build(plan.get(), &tables) == 0, std::string(chunkattn_error()));
+    PagedPlan reference(pages);
+    PageTables with_slots = batch.tables();
+    if (!random.chance(0.5)) with_slots.slot_mapping = {};
+    const LiveView view = reference.build(with_slots);
+    REQUIRE(view.num_rows == rows);
+
+    const Rows<Qo> q(random, rows, num_qo_heads * HeadDim), k(random, rows, num_kv_heads * HeadDim),
+        v(random, rows, num_kv_heads * ValueDim);
+    if (with_slots.slot_mapping.empty())
+      REQUIRE_MESSAGE(chunkattn_write(attention.get(), plan.get(), &ours.layer, k.strided.data(),
+                                      k.stride, v.strided.data(), v.stride, rows) == 0,
+                      std::string(chunkattn_error()));
+    else
+      REQUIRE_MESSAGE(
+          chunkattn_write_slots(attention.get(), &ours.layer, with_slots.slot_mapping.data(),
+                                k.strided.data(), k.stride, v.strided.data(), v.stride, rows) == 0,
+          std::string(chunkattn_error()));
+    if (rows > 0) expected_of.write(theirs.view, view, k.dense, v.dense);
+    CHECK(same_bits(ours.memory, theirs.memory));
+
+    // Freed pages are read by rows without a window: whatever they hold, it is the same on both
+    // sides.
+    const int window = random.uniform(1, 50);
+    const int kind = random.uniform(0, 6);
+    const bool windowed = kind == 1 || kind == 3 || kind == 5;
+    const chunkattn_variant variant{windowed ? window : 0, kind == 2 || kind == 3 ? 1.5f : 0.0f,
+                                    kind >= 4 && kind <= 5 ? per_head.data() : nullptr,
+                                    kind == 6 ? slopes.data() : nullptr};
+    const std::size_t lines = static_cast<std::size_t>(rows * num_qo_heads);
+    const std::vector<Qo> poison(lines * ValueDim, from_float<Qo>(1e30f));
+    std::vector<Qo> out = poison, expected = poison;
+    std::vector<float> lse(lines), expected_lse(lines);
+    REQUIRE_MESSAGE(
+        chunkattn_run(attention.get(), plan.get(), &ours.layer, kind == 0 ? nullptr : &variant,
+                      q.strided.data(), q.stride, rows, out.data(), lse.data()) == 0,
+        std::string(chunkattn_error()));
+    if (rows == 0) continue;
+    const auto run = [&](const auto& what) {
+      expected_of.run(theirs.view, view, what, q.dense, expected, {.lse = expected_lse});
+    };
+    const SlidingWindow seen{windowed ? window : std::numeric_limits<std::int32_t>::max()};
+    if (kind == 0) run(NoVariant{});
+    if (kind == 1) run(seen);
+    if (kind == 2 || kind == 3) run(combine(SoftCap{1.5f}, seen));
+    if (kind == 4 || kind == 5) run(combine(Sinks{per_head}, seen));
+    if (kind == 6) run(Alibi{slopes});
+    CHECK(same_bits(out, expected));
+    CHECK(same_bits(lse, expected_lse));
+  }
+}
+
+TEST_CASE("the C interface computes the bits of the C++ front") {
+  check_against_cpp<16, 16, float, float>(1, CHUNKATTN_FLOAT32, CHUNKATTN_FLOAT32);
+  check_against_cpp<16, 24, half, float>(2, CHUNKATTN_FLOAT16, CHUNKATTN_FLOAT32);
+  check_against_cpp<16, 16, bfloat16, bfloat16>(3, CHUNKATTN_BFLOAT16, CHUNKATTN_BFLOAT16);
+}
+
+constexpr chunkattn_config good{.version = CHUNKATTN_C_VERSION,
+                                .head_dim = 16,
+                                .value_dim = 0,
+                                .num_qo_heads = 4,
+                                .num_kv_heads = 2,
+                                .kv_type = CHUNKATTN_FLOAT32,
+                                .qo_type = CHUNKATTN_FLOAT32,
+                                .num_threads = 1,
+                                .scale = 0};
+
+TEST_CASE("objects that cannot be made say why") {
+  const auto refused = [](auto change) -> std::string {
+    chunkattn_config config = good;
+    change(config);
+    CHECK(make(config) == nullptr);
+    return chunkattn_error();
+  };
+  CHECK(chunkattn_c_version() == CHUNKATTN_C_VERSION);
+  CHECK(refused([](auto& c) { c.version = 7; }) ==
+        "config.version = 7: expected CHUNKATTN_C_VERSION = 1");
+  CHECK(refused([](auto& c) { c.head_dim = 32; }) ==
+        "config.head_dim = 32:32 of float for float: expected one with kernels: 16:16 of float for "
+        "float, "
+        "16:24 of half for float, 16:16 of bfloat16 for bfloat16");
+  CHECK(refused([](auto& c) { c.value_dim = 24; }).starts_with("config.head_dim = 16:24 of float"));
+  CHECK(refused([](auto& c) {
+          c.qo_type = 1;
+        }).starts_with("config.head_dim = 16:16 of float for half"));
+  CHECK(refused([](auto& c) { c.kv_type = 3; }) ==
+        "config.kv_type = 3: expected CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1 or "
+        "CHUNKATTN_BFLOAT16 = 2");
+  CHECK(refused([](auto& c) { c.qo_type = -1; }).starts_with("config.qo_type = -1: expected"));
+  CHECK(refused([](auto& c) { c.num_kv_heads = 0; }) ==
+        "config.num_kv_heads = 0: expected at least 1");
+  CHECK(refused([](auto& c) { c.num_qo_heads = 3; }) ==
+        "config.num_qo_heads = 3: expected a multiple of num_kv_heads = 2, at most 65536");
+  CHECK(
+      refused([](auto& c) { c.num_qo_heads = 65538; }).starts_with("config.num_qo_heads = 65538"));
+  CHECK(refused([](auto& c) { c.num_qo_heads = 0; }).starts_with("config.num_qo_heads = 0"));
+  CHECK(refused([](auto& c) { c.num_threads = -1; }).starts_with("num_threads = -1: expected"));
+  CHECK(refused([](auto& c) { c.scale = std::nanf(""); }).starts_with("options.sm_scale = "));
+  CHECK(chunkattn_attention_create(nullptr) == nullptr);
+  CHECK(std::string(chunkattn_error()) == "config = null: expected not null");
+
+  CHECK(make_plan(0, 4) == nullptr);
+  CHECK(std::string(chunkattn_error()) == "geometry.page_size = 0: expected at least 1");
+  CHECK(make_plan(4, 0) == nullptr);
+  CHECK(make_plan(4, 4, 4) == nullptr);
+  CHECK(std::string(chunkattn_error()) ==
+        "geometry.null_page = 4: expected a page from 0 to 3, or -1");
+  chunkattn_attention_destroy(nullptr);
+  chunkattn_plan_destroy(nullptr);
+  CHECK(std::string(chunkattn_describe(nullptr)).empty());
+}
+
+TEST_CASE("calls that cannot be made say why, and change nothing") {
+  const Attention attention = make(good);
+  const Plan plan = make_plan(4, 3);
+  REQUIRE((attention && plan));
+  CHECK(std::string(chunkattn_describe(attention.get())).ends_with(", 1 threads"));
+  Memory<float, 16, 16> memory({.page_size = 4, .num_pages = 3});
+  test::Random random(4);
+  memory.fill(random);
+  const auto untouched = memory.memory;
+  const chunkattn_layer layer = memory.layer;
+  std::vector<float> q(5 * 64, 1), k(5 * 32, 1), out(2 * 64, 7);
+
+  const auto write = [&](const chunkattn_layer* where, const void* keys, std::int64_t stride,
+                         const void* values, std::int64_t v_stride, int tokens) {
+    return chunkattn_write(attention.get(), plan.get(), where, keys, stride, values, v_stride,
+                           tokens);
+  };
+  const auto run = [&](const chunkattn_layer* where, const chunkattn_variant* variant,
+                       const void* queries, std::int64_t stride, int tokens, void* to) {
+    return chunkattn_run(attention.get(), plan.get(), where, variant, queries, stride, tokens, to,
+                         nullptr);
+  };
+  CHECK(text_of(run(&layer, nullptr, q.data(), 0, 2, out.data())) ==
+        "plan = not built: expected one of which chunkattn_plan_build() has made a batch's plan");
+
+  const std::vector<std::int32_t> table{0, 1, 0, 2}, lens{5, 6}, starts{0, 1, 2};
+  const chunkattn_tables tables{table.data(), 2, lens.data(), starts.data(), 2};
+  const auto build = [&](auto change) {
+    chunkattn_tables changed = tables;
+    change(changed);
+    return text_of(chunkattn_plan_build(plan.get(), &changed));
+  };
+  REQUIRE(chunkattn_plan_build(plan.get(), &tables) == 0);
+  const std::vector<std::int32_t> unknown{0, 1, 0, 3}, backwards{0, 2, 1};
+  CHECK(build([](auto& t) { t.num_sequences = -1; }) ==
+        "tables.num_sequences = -1: expected a count");
+  CHECK(build([](auto& t) { t.stride = -2; }) == "tables.stride = -2: expected a count");
+  CHECK(build([](auto& t) { t.stride = 1; }).starts_with("stride = 1: expected at least 2"));
+  CHECK(build([](auto& t) { t.block_table = nullptr; }) ==
+        "tables.block_table = null: expected not null");
+  CHECK(build([](auto& t) { t.seq_lens = nullptr; }) ==
+        "tables.seq_lens = null: expected not null");
+  CHECK(build([](auto& t) { t.query_start_loc = nullptr; }) ==
+        "tables.query_start_loc = null: expected not null");
+  CHECK(build([&](auto& t) {
+          t.query_start_loc = backwards.data();
+        }).starts_with("query_start_loc[2] = 1"));
+  CHECK(build([&](auto& t) { t.block_table = unknown.data(); }).find(" = 3: expected") !=
+        std::string::npos);
+  CHECK(text_of(chunkattn_plan_build(plan.get(), nullptr)) == "tables = null: expected not null");
+  CHECK(text_of(chunkattn_plan_build(nullptr, &tables)) == "plan = null: expected not null");
+
+  chunkattn_sharing sharing{};
+  REQUIRE(chunkattn_plan_sharing(plan.get(), &sharing) == 0);  // of the batch that was not refused
+  CHECK(sharing.num_tokens == 2);
+  CHECK(sharing.num_segments == 3);
+  CHECK(sharing.pages_read == 3);
+  CHECK(sharing.pages_alone == 4);
+  CHECK(text_of(chunkattn_plan_sharing(plan.get(), nullptr)) ==
+        "sharing = null: expected not null");
+  CHECK(text_of(chunkattn_plan_sharing(nullptr, &sharing)) == "plan = null: expected not null");
+
+  const auto with = [&](auto change) {
+    chunkattn_layer changed = layer;
+    change(changed);
+    const std::string text = text_of(run(&changed, nullptr, q.data(), 0, 2, out.data()));
+    CHECK(text_of(write(&changed, k.data(), 0, k.data(), 0, 2)) == text);
+    return text;
+  };
+  CHECK(with([](auto& l) { l.k = nullptr; }) == "layer.k = null: expected memory of K");
+  CHECK(with([](auto& l) { l.v = nullptr; }) == "layer.v = null: expected memory of V");
+  CHECK(with([](auto& l) { l.num_pages = 0; }) == "layer.num_pages = 0: expected at least 1");
+  CHECK(with([](auto& l) { l.num_pages = 2; }) ==
+        "layer.num_pages = 2: expected at least those of the plan, 3");
+  CHECK(with([](auto& l) { l.page_size = 0; }) == "layer.page_size = 0: expected at least 1");
+  CHECK(with([](auto& l) { l.page_size = 8; }) ==
+        "layer.page_size = 8: expected that of the plan, 4");
+  CHECK(with([](auto& l) { l.k_strides[2] = 15; }) ==
+        "layer.k_strides[2] = 15: expected at least the row's 16 elements");
+  CHECK(with([](auto& l) { l.v_strides[0] = 0; }) ==
+        "layer.v_strides[0] = 0: expected at least the row's 16 elements");
+  CHECK(with([](auto& l) {
+          l.k = static_cast<char*>(l.k) + 1;
+        }).starts_with("layer.k = 1: expected"));
+
+  const std::string few = "num_tokens = 1: expected at least the plan's query tokens, 2";
+  CHECK(text_of(run(&layer, nullptr, q.data(), 0, 1, out.data())) == few);
+  CHECK(text_of(write(&layer, k.data(), 0, k.data(), 0, 1)) == few);
+  CHECK(text_of(run(nullptr, nullptr, q.data(), 0, 2, out.data())) ==
+        "layer = null: expected not null");
+  CHECK(text_of(run(&layer, nullptr, nullptr, 0, 2, out.data())) ==
+        "q = null: expected memory of its rows");
+  CHECK(text_of(run(&layer, nullptr, q.data(), 0, 2, nullptr)) == "out = null: expected not null");
+  CHECK(text_of(run(&layer, nullptr, q.data(), 63, 2, out.data())) ==
+        "q_stride = 63: expected 0, or at least the 64 elements of a token");
+  CHECK(text_of(write(&layer, nullptr, 0, k.data(), 0, 2)) ==
+        "k = null: expected memory of its rows");
+  CHECK(text_of(write(&layer, k.data(), 0, nullptr, 0, 2)) ==
+        "v = null: expected memory of its rows");
+  CHECK(text_of(write(&layer, k.data(), -1, k.data(), 0, 2))
+            .starts_with("k_stride = -1: expected 0, or"));
+  CHECK(text_of(write(&layer, k.data(), 0, k.data(), 31, 2))
+            .starts_with("v_stride = 31: expected 0, or"));
+
+  const float table4[4] = {1, 1, 1, 1};
+  const auto as = [&](const chunkattn_variant& variant) {
+    return text_of(run(&layer, &variant, q.data(), 0, 2, out.data()));
+  };
+  CHECK(as({-1, 0, nullptr, nullptr}) ==
+        "variant.window = -1: expected a count, or 0 for all keys");
+  CHECK(as({0, -2, nullptr, nullptr}).starts_with("SoftCap::cap = -2"));
+  CHECK(as({0, 1, table4, nullptr}) == "variant.sinks = non-null: expected null beside soft_cap");
+  for (const chunkattn_variant& variant :
+       {chunkattn_variant{2, 0, nullptr, table4}, {0, 1, nullptr, table4}, {0, 0, table4, table4}})
+    CHECK(as(variant) ==
+          "variant.alibi_slopes = non-null: expected null beside window, soft_cap or sinks");
+
+  const std::int64_t slots[]{11, 12}, good_slots[]{11, -1};
+  const auto store = [&](chunkattn_attention* with_it, const std::int64_t* where, int tokens) {
+    return chunkattn_write_slots(with_it, &layer, where, k.data(), 0, k.data(), 0, tokens);
+  };
+  CHECK(text_of(store(attention.get(), slots, 2)) ==
+        "slots[1] = 12: expected less than num_pages * page_size = 12");
+  CHECK(text_of(store(attention.get(), nullptr, 2)) == "slots = null: expected not null");
+  CHECK(text_of(store(attention.get(), slots, -1)) == "num_tokens = -1: expected a count");
+  CHECK(text_of(store(nullptr, slots, 2)) == "attention = null: expected not null");
+  CHECK(text_of(chunkattn_run(nullptr, plan.get(), &layer, nullptr, q.data(), 0, 2, out.data(),
+                              nullptr)) == "attention = null: expected not null");
+  CHECK(text_of(chunkattn_write(attention.get(), nullptr, &layer, k.data(), 0, k.data(), 0, 2)) ==
+        "plan = null: expected not null");
+
+  CHECK(same_bits(memory.memory, untouched));
+  CHECK(out == std::vector<float>(out.size(), 7));
+  REQUIRE(store(attention.get(), nullptr, 0) == 0);
+  REQUIRE(store(attention.get(), good_slots, 2) == 0);
+  std::size_t changed = 0;
+  for (std::size_t i = 0; i < untouched.size(); ++i) changed += memory.memory[i] != untouched[i];
+  CHECK(changed == 2 * num_kv_heads * 16);  // K and V of one token
+  // The number of tokens may be more than those of the plan; a layer may have more pages.
+  REQUIRE(run(&layer, nullptr, q.data(), 0, 5, out.data()) == 0);
+}
+
+}  // namespace
