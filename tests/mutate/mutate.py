@@ -25,7 +25,7 @@ import instrument
 import programs
 import report
 import sample
-from verdicts import Judge
+from verdicts import Runner
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # The compiler refuses some faults, mostly swapped arguments: so many more are drawn than wanted.
@@ -124,7 +124,7 @@ def describe(site):
             "original": site.original, "mutated": site.mutated}
 
 
-def prepare(builder, judge, chosen, scouts, sites, write, log, progress):
+def prepare(builder, runner, chosen, scouts, sites, write, log, progress):
     """Builds and surveys the programs, or takes over what the log knows: the refused numbers."""
     if "seconds" not in log.state:
         refused, built = set(log.state.get("refused", [])), set(log.state.get("built", []))
@@ -140,14 +140,14 @@ def prepare(builder, judge, chosen, scouts, sites, write, log, progress):
         builder.build(todo, [] if built else scouts, sites, refused, write, attempted)
         progress.show(f"built {len(chosen)} programs; the compiler refused {len(refused)} of {len(sites)} faults", True)
         for number, program in enumerate(chosen, 1):
-            judge.survey(program)
+            runner.survey(program)
             progress.show(f"without a fault: {number} of {len(chosen)} programs pass")
-        progress.show(f"without a fault: {len(chosen)} programs pass in {sum(judge.seconds.values()):.0f} s", True)
-        log.state.update(refused_sites=[describe(sites[n]) for n in sorted(refused)], seconds=judge.seconds,
-                         reached={name: sorted(r) for name, r in judge.reached.items()})
+        progress.show(f"without a fault: {len(chosen)} programs pass in {sum(runner.seconds.values()):.0f} s", True)
+        log.state.update(refused_sites=[describe(sites[n]) for n in sorted(refused)], seconds=runner.seconds,
+                         reached={name: sorted(r) for name, r in runner.reached.items()})
         log.save()
-    judge.seconds = log.state["seconds"]
-    judge.reached = {name: set(r) for name, r in log.state["reached"].items()}
+    runner.seconds = log.state["seconds"]
+    runner.reached = {name: set(r) for name, r in log.state["reached"].items()}
     return set(log.state["refused"])
 
 
@@ -173,9 +173,9 @@ def main():
         return 0
 
     log = Log(os.path.join(work, "state.json"), key, options.resume)
-    judge = Judge(builder, config, options.timeout)
+    runner = Runner(builder, config, options.timeout)
     scouts = builder.scouts(chosen, compiled, sites)
-    refused = prepare(builder, judge, chosen, scouts, sites, lambda live: instrument.write_headers(
+    refused = prepare(builder, runner, chosen, scouts, sites, lambda live: instrument.write_headers(
         os.path.join(root, config.INCLUDE), builder.include, sources, live), log, progress)
 
     planted = {n: s for n, s in sites.items() if n not in refused}
@@ -185,7 +185,7 @@ def main():
     todo = {n: s for n, s in planted.items() if n not in verdicts}
     started, before = time.monotonic(), len(verdicts)
 
-    def judged(number, verdict):
+    def finished(number, verdict):
         verdicts[number] = verdict
         log.state["verdicts"][str(number)] = {**verdict, **describe(planted[number])}
         log.save()
@@ -195,7 +195,7 @@ def main():
         progress.show(f"{len(verdicts)} of {len(planted)} faults, {dead} died, "
                       f"{len(verdicts) - dead} did not; {left / 60:.0f} min left")
 
-    judge.judge_all(todo, chosen, options.jobs, judged)
+    runner.run_all(todo, chosen, options.jobs, finished)
     progress.show(f"{len(verdicts)} faults tried", True)
     seconds = log.state.get("spent", 0) + time.monotonic() - begin
     log.state["spent"] = seconds

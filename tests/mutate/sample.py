@@ -13,7 +13,7 @@ from source import Source
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A fault at its place."""
+    """A fault and its location."""
 
     header: str  # below the include folder
     line: int

@@ -62,9 +62,9 @@ def test_fates(work):
     code, output = run(work, "--seed", "1", "--at", "toy.hpp:1-999")
     check(code == 1, f"survivors make the exit code 1, not {code}:\n{output}")
     found, wanted = fates_of(work), expected()
-    for place in sorted(found.keys() | wanted.keys()):
-        check(found.get(place) == wanted.get(place),
-              f"line {place[0]}, {place[1]}: {found.get(place)}, expected {wanted.get(place)}")
+    for site in sorted(found.keys() | wanted.keys()):
+        check(found.get(site) == wanted.get(site),
+              f"line {site[0]}, {site[1]}: {found.get(site)}, expected {wanted.get(site)}")
     check("not reached" in output and re.search(r"toy\.hpp:\d+ \[\d+\] comparison, in clamped: survived", output),
           "the report lists survivors")
 

@@ -12,7 +12,7 @@ from programs import Failed
 LIMITED = ["sh", "-c", 'ulimit -c 0; ulimit -v "$1"; shift; exec "$@"', "sh"]
 
 
-class Judge:
+class Runner:
     def __init__(self, builder, config, factor):
         self.builder, self.config, self.factor = builder, config, factor
         self.seconds = {}  # of each program without a fault
@@ -53,7 +53,7 @@ class Judge:
             reaching = [p for p in programs if p.name in first]
         return sorted(reaching, key=lambda p: (p.name not in first, self.seconds[p.name], p.name))
 
-    def judge(self, site, number, programs):
+    def run(self, site, number, programs):
         """{"verdict", "by", "seconds"}: stops at the first program that notices."""
         begin = time.monotonic()
         order = self.order(site, number, programs)
@@ -67,10 +67,10 @@ class Judge:
                 break
         return {"verdict": verdict, "by": by, "seconds": round(time.monotonic() - begin, 2)}
 
-    def judge_all(self, sites, programs, jobs, done):
-        """Judges the sites {number: Site}, `jobs` at a time; done(number, verdict) as they come."""
+    def run_all(self, sites, programs, jobs, done):
+        """Runs the sites {number: Site}, `jobs` at a time; done(number, verdict) as they come."""
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(self.judge, site, number, programs): number for number, site in sites.items()}
+            waiting = {pool.submit(self.run, site, number, programs): number for number, site in sites.items()}
             try:
                 for future in concurrent.futures.as_completed(waiting):
                     done(waiting[future], future.result())
