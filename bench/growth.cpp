@@ -110,7 +110,7 @@ double saves(std::size_t count, bool below_all) {
         running.clear();
         for (std::size_t i = 0; i < lot; ++i) {
           const std::uint64_t group = ++next;
-          for (int twin = 0; twin < 2; ++twin)
+          for (int copy = 0; copy < 2; ++copy)
             running.push_back(joined(tree, prompt_of(++next, common, group)));
         }
       },
@@ -139,7 +139,7 @@ double merges(std::size_t count) {
         leaving.clear();
         for (std::size_t i = 0; i < lot; ++i) {
           const auto prompt = prompt_of(++next);
-          for (int twin = 0; twin < 2; ++twin) {
+          for (int copy = 0; copy < 2; ++copy) {
             leaving.push_back(joined(tree, prompt));
             leaving.back().append(prompt_of(1));
             leaving.back().mark_loaded(leaving.back().loadable());

@@ -76,9 +76,9 @@ void load_prompt(Sequence& sequence) {
   sequence.mark_loaded(range);
 }
 
-/// 1,000 prompts that share the first half of the prompt asked for and go on differently: after the
-/// same number of tokens, so that the path has one branch, or after 64 different ones, which cuts
-/// the path into 64 nodes of one token each.
+/// 1,000 prompts that share the first half of the prompt asked for and continue differently: after
+/// the same number of tokens, so that the path has one branch, or after 64 different ones, which
+/// cuts the path into 64 nodes of one token each.
 struct Prompts {
   Prompts(std::size_t length, bool splintered) : prompt(random_tokens(length, 1)) {
     for (std::uint64_t i = 0; i < 1000; ++i) {
@@ -173,7 +173,8 @@ double clock_seconds(double times) {
 }
 
 /// One sequence of range(0) tokens gets known tokens, one by one. What a boundary costs more than
-/// another token is told from two runs: all tokens inside chunks, and one token in 64 at a border.
+/// another token is distinguished from two runs: all tokens inside chunks, and one token in 64 at a
+/// border.
 void append(benchmark::State& state) {
   Tree tree;
   const auto prompt = random_tokens(static_cast<std::size_t>(state.range(0)), 3);
@@ -257,11 +258,11 @@ void append_in_step(benchmark::State& state) {
     load_prompt(batch.sequences.back());
   }
   batch.run();
-  batch.run();  // the tail's first place
+  batch.run();  // the tail's first slot
   batch.reset();
   double inside = 0, boundary = 0, steps_inside = 0, steps_at_boundary = 0;
   for (auto _ : state) {
-    const bool at_boundary = batch.sequences[0].size() % chunk_size == 0;  // the output's place
+    const bool at_boundary = batch.sequences[0].size() % chunk_size == 0;  // the output's slot
     const double seconds = batch.run();
     (at_boundary ? boundary : inside) += seconds;
     (at_boundary ? steps_at_boundary : steps_inside) += 1;
@@ -274,7 +275,7 @@ void append_in_step(benchmark::State& state) {
 }
 BENCHMARK(append_in_step)->Arg(64)->Arg(65536)->Iterations(20000)->UseManualTime();
 
-/// A draft of 8 tokens of which 3 are accepted, behind a tail of range(0) generated tokens: what
+/// A draft of 8 tokens of which 3 are accepted, after a tail of range(0) generated tokens: what
 /// the tree and what the plan take for each of 64 sequences in a step.
 void speculate(benchmark::State& state) {
   constexpr std::size_t width = 64;
@@ -436,14 +437,14 @@ void fork(benchmark::State& state) {
   const auto generated = random_tokens(tail, 4);
   AttentionPlan plan;
   Stopwatch forking, leaving;
-  std::vector<Tree::Sequence> twins(width);
+  std::vector<Tree::Sequence> children(width);
   for (auto _ : state) {
     auto sequence = tree.insert(prompt);
     load(sequence);
     sequence.append(generated);
     load(sequence);
     forking.start();
-    for (auto& twin : twins) twin = sequence.fork();
+    for (auto& child : children) child = sequence.fork();
     const double seconds = forking.stop();
     sequence.append(Token{1});
     auto step = tree.begin_step();  // carries the copies out
@@ -451,7 +452,7 @@ void fork(benchmark::State& state) {
     benchmark::DoNotOptimize(plan.build(step));
     (void)std::move(step).finish();
     leaving.start();
-    for (auto& twin : twins) twin.leave();
+    for (auto& child : children) child.leave();
     state.SetIterationTime(seconds + leaving.stop());
   }
   const double forks = double(state.iterations()) * double(width);

@@ -188,17 +188,17 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, chunks and copies, before anything is 
   CHECK(std::memcmp(before.data(), problem.kv.k.data(), 4 * before.size()) == 0);
 }
 
-TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its heir works") {
+TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its successor works") {
   const LiveView plan = problem.plan.view();
   std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
   attention.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
   const std::vector<float> expected = out;
   {
-    ChunkAttention<Cpu, 32> heir(std::move(attention));
-    heir.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
+    ChunkAttention<Cpu, 32> successor(std::move(attention));
+    successor.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
     CHECK(out == expected);
   }
-  // The heir and its threads are gone.
+  // The successor and its threads are gone.
   const std::vector<float> before = problem.kv.k;
   out.assign(out.size(), 7.0f);
   lse.assign(lse.size(), 7.0f);

@@ -79,7 +79,7 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     PrefixTree<int, 16, PoolAllocator, Lru> tree;
     KvCache<Cpu, T> kv(tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
     ChunkAttention<Cpu, head_dim> attention(2, {.reduce = reduce});
-    // What is given up turns to NaN: one read of a freed chunk would show in every comparison.
+    // What is freed turns to NaN: one read of a freed chunk would show in every comparison.
     std::size_t freed = 0;
     tree.set_free_sink([&](ChunkIndex chunk) {
       kv.poison(chunk);
@@ -100,11 +100,11 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     compute(tree, kv, attention, std::vector<Sequence*>{&first}, random);
     first.leave();
     const auto duplicate = [&] {  // leaves a tail that is dropped for the path that is there
-      auto twin = tree.insert(prompts[0]);
+      auto equal = tree.insert(prompts[0]);
       std::vector<int> answer(40);
       std::iota(answer.begin(), answer.end(), 0);
-      twin.append(answer);
-      twin.mark_loaded(twin.loadable());
+      equal.append(answer);
+      equal.mark_loaded(equal.loadable());
     };
     duplicate();
     duplicate();
@@ -134,22 +134,22 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     };
     check_against_cold();
 
-    // Each goes back to some length and on in another way; twins branch off anywhere.
-    std::vector<Sequence> twins;
-    const auto go_on = [&](Sequence& sequence) {
+    // Each goes back to some length and on in another way; forks branch off anywhere.
+    std::vector<Sequence> forks;
+    const auto extend = [&](Sequence& sequence) {
       std::vector<int> more(1 + random.index(80));
       for (int& token : more) token = random.uniform(0, 49);
       sequence.append(more);
     };
     for (Sequence& sequence : warm) {
       const std::size_t size = sequence.tokens().size();
-      if (random.chance(0.5)) twins.push_back(sequence.fork(1 + random.index(size)));
+      if (random.chance(0.5)) forks.push_back(sequence.fork(1 + random.index(size)));
       if (random.chance(0.7)) sequence.truncate(1 + random.index(size));
-      go_on(sequence);
+      extend(sequence);
     }
-    for (Sequence& twin : twins) {
-      go_on(twin);
-      together.push_back(&twin);
+    for (Sequence& fork : forks) {
+      extend(fork);
+      together.push_back(&fork);
     }
     check_against_cold();
   }

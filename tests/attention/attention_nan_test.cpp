@@ -158,8 +158,8 @@ TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, flo
       const std::size_t row = random.index(plan.row_token.size());
       const int kv_len = plan.row_kv_len[row];
       if (kv_len < 8) continue;
-      const Piece place = test::place_of(plan, row, random.uniform(1, kv_len - 1));
-      kv.k_row(place.chunk, 0, place.begin)[0] = from_float<T>(-inf);
+      const Piece slot = test::place_of(plan, row, random.uniform(1, kv_len - 1));
+      kv.k_row(slot.chunk, 0, slot.begin)[0] = from_float<T>(-inf);
     }
     const Reference some = reference_attention(kv, plan.view(), std::span<const float>(problem.q));
     for (auto& attention : modes) {
@@ -173,8 +173,8 @@ TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, flo
     // All tokens of a row at -inf: the answer of a row that sees nothing.
     const std::size_t row = random.index(plan.row_token.size());
     for (int position = 0; position < plan.row_kv_len[row]; ++position) {
-      const Piece place = test::place_of(plan, row, position);
-      kv.k_row(place.chunk, 0, place.begin)[0] = from_float<T>(-inf);
+      const Piece slot = test::place_of(plan, row, position);
+      kv.k_row(slot.chunk, 0, slot.begin)[0] = from_float<T>(-inf);
     }
     const Reference all = reference_attention(kv, plan.view(), std::span<const float>(problem.q));
     const auto heads = static_cast<std::size_t>(problem.num_qo_heads);
@@ -191,8 +191,8 @@ TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, flo
     }
 
     // One at +inf: inf - inf.
-    const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
-    kv.k_row(place.chunk, 0, place.begin)[0] = from_float<T>(inf);
+    const Piece slot = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
+    kv.k_row(slot.chunk, 0, slot.begin)[0] = from_float<T>(inf);
     for (auto& attention : modes) {
       test::Answer<> answer(problem);
       for (float& value : answer.out) value = 7.0f;

@@ -28,7 +28,7 @@ Tokens fresh_tokens(std::size_t n) {
   return tokens;
 }
 
-/// One chat behind its prompt, in a step that drafts a tree and has finished.
+/// One chat after its prompt, in a step that drafts a tree and has finished.
 template <class T, int ChunkSize, class Retention = NoRetention>
 struct Drafted {
   using Engine = DraftEngine<T, dim, ChunkSize, Retention>;
@@ -88,7 +88,7 @@ void accept_every_branch(Random& random) {
     chunkattn::check_invariants(d.engine.tree);
     d.decode();
     d.check_content();
-    // Behind it a second tree, and a turn of the user's.
+    // After it a second tree, and a turn of the user's.
     d.append(1);
     d.draft();
     d.commit(random.uniform(-1, static_cast<int>(parents.size()) - 1));
@@ -111,8 +111,8 @@ TEST_CASE("every branch can be accepted, whatever the chunk borders") {
   }
 }
 
-TEST_CASE("rows on the trunk stay where they are, the others are copied") {
-  // 0 ── 1 ── 2        the trunk
+TEST_CASE("rows on the main branch stay where they are, the others are copied") {
+  // 0 ── 1 ── 2        the main branch
   // 3 ── 4
   // └─── 5
   const Parents parents{-1, 0, 1, -1, 3, 3};
@@ -158,8 +158,9 @@ TEST_CASE("nothing that was rejected is found, nothing that was accepted is miss
   }
 }
 
-TEST_CASE("who leaves before the accepted rows were copied leaves only what is in place") {
-  Drafted<float, 4, Lru> d(6, {-1, -1, 1});  // the trunk is 1, 2
+TEST_CASE(
+    "a sequence that leaves before the accepted rows were copied leaves only what is written") {
+  Drafted<float, 4, Lru> d(6, {-1, -1, 1});  // the main branch is 1, 2
   d.draft();
   d.commit(0);
   const Tokens whole = d.chat.tokens;
@@ -178,9 +179,9 @@ TEST_CASE("accepted rows are copied however many steps that carried them were lo
     d.draft();
     d.commit(random.uniform(0, static_cast<int>(d.parents.size()) - 1));
     auto other = d.engine.insert(Tokens(100, 99));
-    std::vector<typename decltype(d)::Engine::Chat> twins;
+    std::vector<typename decltype(d)::Engine::Chat> forks;
     for (int lost = random.uniform(0, 3); lost > 0; --lost) {
-      if (random.chance(0.4)) twins.push_back(d.engine.fork(d.chat));
+      if (random.chance(0.4)) forks.push_back(d.engine.fork(d.chat));
       auto step = d.engine.tree.begin_step();
       REQUIRE(d.engine.add(step, random.chance(0.5) ? other : d.chat, 3));
       if (random.chance(0.5)) {
@@ -201,14 +202,14 @@ TEST_CASE("accepted rows are copied however many steps that carried them were lo
     }
     d.decode();
     d.check_content();
-    for (auto& twin : twins) {
-      d.engine.prefill({&twin});
-      const std::size_t n = twin.tokens.size();
-      REQUIRE(twin.sequence.num_written() == n);
+    for (auto& fork : forks) {
+      d.engine.prefill({&fork});
+      const std::size_t n = fork.tokens.size();
+      REQUIRE(fork.sequence.num_written() == n);
       const bool same =
-          d.engine.content(twin, n) == direct_content<float, dim>(twin.tokens, n, heads);
+          d.engine.content(fork, n) == direct_content<float, dim>(fork.tokens, n, heads);
       CHECK(same);
-      twin.sequence.leave();
+      fork.sequence.leave();
     }
     d.chat.sequence.leave();
     other.sequence.leave();

@@ -115,7 +115,7 @@ class Engine {
     ++preemptions;
   }
 
-  // Plans a step and queues it. False if nobody has rows.
+  // Plans a step and queues it. False if no sequence has rows.
   bool launch() {
     Tree::Step step = tree_.begin_step();
     auto job = std::make_shared<Job>();
@@ -196,13 +196,13 @@ class Engine {
       const auto source = std::ranges::find(running_, row.sequence,
                                             [](const Running& r) { return r.sequence.id(); });
       REQUIRE(source != running_.end());
-      std::vector<Running> twins;
+      std::vector<Running> forks;
       for (; source->to_fork > 0; --source->to_fork) {
-        twins.push_back({source->request, source->to_fork, 0, source->sequence.fork()});
-        twins.back().sequence.append(sampled[static_cast<std::size_t>(source->to_fork)]);
+        forks.push_back({source->request, source->to_fork, 0, source->sequence.fork()});
+        forks.back().sequence.append(sampled[static_cast<std::size_t>(source->to_fork)]);
       }
       finished.commit(row, sampled[0]);
-      std::ranges::move(twins, std::back_inserter(running_));
+      std::ranges::move(forks, std::back_inserter(running_));
     }
   }
 

@@ -46,7 +46,7 @@ struct Engine {
     run(view, view.tokens(), view.positions());
   }
 
-  /// A sequence with `generated` tokens behind its prompt of one, all computed: a short tail, which
+  /// A sequence with `generated` tokens after its prompt of one, all computed: a short tail, which
   /// forks copy.
   Tree::Sequence start(const std::vector<int>& generated) {
     auto s = tree.insert(std::vector<int>{-1});
@@ -96,18 +96,18 @@ TEST_CASE("a fresh fork's copied rows count as written when a step has made them
   Engine e;
   auto s = e.start({1, 2, 3});
   auto other = e.tree.insert(std::vector<int>{7, 7, 7, 7});
-  auto twin = s.fork();
+  auto fork = s.fork();
   CHECK(s.num_written() == 4);
-  CHECK(twin.num_written() == 1);
+  CHECK(fork.num_written() == 1);
   CHECK(e.tree.stats().copied_tokens == 3);
   std::vector<std::byte> bytes(kv_bytes(e.kv, 4));
-  CHECK(refused([&] { gather_kv(twin, {0, 4}, e.kv, bytes); }) ==
+  CHECK(refused([&] { gather_kv(fork, {0, 4}, e.kv, bytes); }) ==
         "range.end() = 4: expected at most the sequence's num_written(): K/V behind it is to be "
         "computed, or to be copied by the next step");
-  e.finish({&other});  // whoever's step is next makes the copies
+  e.finish({&other});  // the next step makes the copies
   CHECK(e.copies == 1);
-  CHECK(twin.num_written() == 4);
-  CHECK(e.content(twin, 4) == e.content(s, 4));
+  CHECK(fork.num_written() == 4);
+  CHECK(e.content(fork, 4) == e.content(s, 4));
   other.append(8);
   e.finish({&other});
   CHECK(e.copies == 0);
@@ -123,16 +123,16 @@ TEST_CASE("copies survive steps that were cancelled or lost") {
     auto other = e.tree.insert(std::vector<int>(60, 99));
     const std::size_t n = s.size();
     const auto expected = e.content(s, n);
-    std::vector<Tree::Sequence> twins;
-    twins.push_back(s.fork());
+    std::vector<Tree::Sequence> forks;
+    forks.push_back(s.fork());
     std::vector<Tree::InFlight> flying;
     for (int lost = random.uniform(1, 3); lost > 0; --lost) {
-      if (random.chance(0.3)) twins.push_back(twins[random.index(twins.size())].fork());
+      if (random.chance(0.3)) forks.push_back(forks[random.index(forks.size())].fork());
       const bool ran = random.chance(0.3);
       auto step = e.tree.begin_step();
       REQUIRE(step.add(other, 3));
       const auto view = e.plan.build(step);
-      CHECK(view.num_copies == static_cast<int>(twins.size()));  // the lost ones' again
+      CHECK(view.num_copies == static_cast<int>(forks.size()));  // the lost ones' again
       if (ran) e.run(view);
       if (random.chance(0.5)) {
         const auto dropped = std::move(step);
@@ -142,14 +142,14 @@ TEST_CASE("copies survive steps that were cancelled or lost") {
         }
         e.tree.device_idle();
       }
-      for (const auto& twin : twins) REQUIRE(twin.num_written() == 1);
+      for (const auto& fork : forks) REQUIRE(fork.num_written() == 1);
     }
     if (random.chance(0.5)) s.leave();  // what it has is kept for the copies
-    if (twins.size() > 1 && random.chance(0.5)) twins.erase(twins.begin());
+    if (forks.size() > 1 && random.chance(0.5)) forks.erase(forks.begin());
     e.finish({&other});
-    for (const auto& twin : twins) {
-      REQUIRE(twin.num_written() == n);
-      REQUIRE(e.content(twin, n) == expected);
+    for (const auto& fork : forks) {
+      REQUIRE(fork.num_written() == n);
+      REQUIRE(e.content(fork, n) == expected);
     }
     check_invariants(e.tree);
     CHECK(e.tree.stats().leaving_sequences == 0);
@@ -160,7 +160,7 @@ TEST_CASE("a step in flight that rests on a lost one does not count as having ma
   Engine e;
   auto s = e.start({1, 2, 3});
   auto other = e.tree.insert(std::vector<int>(30, 5));
-  auto twin = s.fork();
+  auto fork = s.fork();
   auto step = e.tree.begin_step();
   REQUIRE(step.add(other, 4));
   CHECK(e.plan.build(step).num_copies == 1);
@@ -177,13 +177,13 @@ TEST_CASE("a step in flight that rests on a lost one does not count as having ma
   {
     const auto done = std::move(later).finish();
   }
-  CHECK(twin.num_written() == 1);
+  CHECK(fork.num_written() == 1);
   e.run(e.plan.build(step));
   {
     const auto done = std::move(step).finish();
   }
-  CHECK(twin.num_written() == 4);
-  CHECK(e.content(twin, 4) == e.content(s, 4));
+  CHECK(fork.num_written() == 4);
+  CHECK(e.content(fork, 4) == e.content(s, 4));
 }
 
 TEST_CASE("a fork of tokens that are not computed has nothing to copy") {
@@ -191,7 +191,7 @@ TEST_CASE("a fork of tokens that are not computed has nothing to copy") {
   auto s = e.start({1, 2, 3});
   auto more = e.tree.insert(std::vector<int>{9, 8, 7});
   more.append(6);
-  auto twin = more.fork();
+  auto fork = more.fork();
   CHECK(chunkattn::detail::TreeAccess::core(e.tree).pending_copies.empty());
   auto step = e.tree.begin_step();
   REQUIRE(step.add(more));
@@ -206,7 +206,7 @@ TEST_CASE("copies of a step that ends in vain are carried by the next") {
   REQUIRE(step.add(other, 4));
   (void)e.plan.build(step);
   std::optional<Tree::InFlight> lost = std::move(step).submit();
-  auto twin = s.fork();
+  auto fork = s.fork();
   step = e.tree.begin_step();
   REQUIRE(step.add(other, 4));
   CHECK(e.plan.build(step).num_copies == 1);
@@ -215,20 +215,20 @@ TEST_CASE("copies of a step that ends in vain are carried by the next") {
   {
     const auto done = std::move(later).finish();
   }
-  CHECK(twin.num_written() == 1);
-  twin.append(4);
+  CHECK(fork.num_written() == 1);
+  fork.append(4);
   step = e.tree.begin_step();
-  REQUIRE(step.add(twin));
+  REQUIRE(step.add(fork));
   const auto view = e.plan.build(step);
   CHECK(view.num_copies == 1);
   e.run(view);
   {
     const auto done = std::move(step).finish();
   }
-  CHECK(e.content(twin, 3) == e.content(s, 3));
+  CHECK(e.content(fork, 3) == e.content(s, 3));
 }
 
-TEST_CASE("a twin and its source attend alike, also in the step that makes the copy") {
+TEST_CASE("a fork and its source attend alike, also in the step that makes the copy") {
   test::Random random(2);
   for (int round = 0; round < test::scaled(40); ++round) {
     Engine e(random.uniform(1, 8));
@@ -237,11 +237,11 @@ TEST_CASE("a twin and its source attend alike, also in the step that makes the c
       s.append(i);
       e.finish({&s});
     }
-    auto twin = s.fork();
+    auto fork = s.fork();
     s.append(77);
-    twin.append(77);
+    fork.append(77);
     for (const bool cancelled : {true, false}) {
-      auto step = e.carry({&twin, &s}, true);
+      auto step = e.carry({&fork, &s}, true);
       REQUIRE(e.out.size() == std::size_t{2} * heads * dim);
       for (std::size_t i = 0; i < heads * dim; ++i)
         REQUIRE(e.out[i] == doctest::Approx(e.out[heads * dim + i]).epsilon(1e-5));
@@ -249,11 +249,11 @@ TEST_CASE("a twin and its source attend alike, also in the step that makes the c
         const auto done = std::move(step).finish();
       }
     }
-    REQUIRE(e.content(twin, s.size()) == e.content(s, s.size()));
+    REQUIRE(e.content(fork, s.size()) == e.content(s, s.size()));
   }
 }
 
-TEST_CASE("a twin that leaves before its copy was made takes it back, and its cache with it") {
+TEST_CASE("a fork that leaves before its copy was made takes it back, and its cache with it") {
   using CachingTree = PrefixTree<int, 8, PoolAllocator, Lru>;
   CachingTree tree;
   auto s = tree.insert(std::vector<int>{1, 2, 3}, {.name_space = {.tenant = 5}});
@@ -262,9 +262,9 @@ TEST_CASE("a twin that leaves before its copy was made takes it back, and its ca
   s.mark_loaded({0, 5});
   const TreeStats before = tree.stats();
   {
-    auto twin = s.fork();
+    auto fork = s.fork();
     CHECK(tree.stats().forks_copied == 1);
-    CHECK(twin.num_written() == 3);
+    CHECK(fork.num_written() == 3);
     CHECK(tree.stats().used_chunks == before.used_chunks + 1);
   }
   // Its two generated tokens were never copied: they must not be found.

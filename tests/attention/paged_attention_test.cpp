@@ -112,9 +112,9 @@ void fill_seen(test::Random& random, const PageBatch& batch, const KvView<T>& kv
     if (s.num_queries == 0) continue;
     const int first = window < 0 ? 0 : std::max(0, s.seq_len - s.num_queries - window + 1);
     for (int position = first; position < s.seq_len; ++position) {
-      const std::int64_t place = batch.place(s, position);
-      const auto page = static_cast<ChunkIndex>(place / kv.chunk_size);
-      const int offset = static_cast<int>(place % kv.chunk_size);
+      const std::int64_t slot = batch.slot(s, position);
+      const auto page = static_cast<ChunkIndex>(slot / kv.chunk_size);
+      const int offset = static_cast<int>(slot % kv.chunk_size);
       for (int head = 0; head < kv.num_kv_heads; ++head) {
         random.fill(std::span(kv.k_row(page, head, offset), head_dim));
         random.fill(std::span(kv.v_row(page, head, offset), head_dim));
@@ -127,29 +127,29 @@ struct Seen {
   int cases = 0, shared = 0, windows = 0, written = 0, joined = 0;
 };
 
-// Writes K and V of the query tokens if each has a place of its own.
+// Writes K and V of the query tokens if each has a slot of its own.
 template <class T>
 bool write_queries(test::Random& random, ChunkAttention<Cpu, head_dim>& attention,
                    const PageBatch& batch, const KvView<T>& pages, const KvView<T>& kv,
                    const LiveView& plan) {
-  std::vector<std::int64_t> places;
+  std::vector<std::int64_t> slots;
   for (const PageBatch::Sequence& s : batch.sequences)
     for (int q = 0; q < s.num_queries; ++q)
-      places.push_back(s.seq_len == 0 ? -1 : batch.place(s, s.seq_len - s.num_queries + q));
+      slots.push_back(s.seq_len == 0 ? -1 : batch.slot(s, s.seq_len - s.num_queries + q));
   std::set<std::int64_t> distinct;
-  for (const std::int64_t place : places)
-    if (place >= 0 &&
-        (!distinct.insert(place).second || place / pages.chunk_size == batch.geometry.null_page))
+  for (const std::int64_t slot : slots)
+    if (slot >= 0 &&
+        (!distinct.insert(slot).second || slot / pages.chunk_size == batch.geometry.null_page))
       return false;
   const auto row = static_cast<std::size_t>(pages.num_kv_heads) * head_dim;
-  std::vector<float> k(places.size() * row), v(k.size());
+  std::vector<float> k(slots.size() * row), v(k.size());
   random.fill(std::span(k));
   random.fill(std::span(v));
   attention.write(kv, plan, k, v);
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    if (places[i] < 0) continue;
-    const auto page = static_cast<ChunkIndex>(places[i] / pages.chunk_size);
-    const int offset = static_cast<int>(places[i] % pages.chunk_size);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] < 0) continue;
+    const auto page = static_cast<ChunkIndex>(slots[i] / pages.chunk_size);
+    const int offset = static_cast<int>(slots[i] % pages.chunk_size);
     for (int head = 0; head < pages.num_kv_heads; ++head)
       for (int d = 0; d < head_dim; ++d) {
         const std::size_t at = i * row + static_cast<std::size_t>(head * head_dim + d);
@@ -246,7 +246,7 @@ TEST_CASE("random page tables in engines' layouts equal each sequence alone") {
   CHECK(seen.windows > test::scaled(10));
 }
 
-TEST_CASE("pages that lie one behind the other are one chunk, with the same rows") {
+TEST_CASE("consecutive pages are one chunk, with the same rows") {
   const auto check = [](const auto& pages) {
     REQUIRE(can_join_pages(pages));
     const auto joined = join_pages(pages);
@@ -255,12 +255,12 @@ TEST_CASE("pages that lie one behind the other are one chunk, with the same rows
     for (int page = 0; page < pages.num_chunks; ++page)
       for (int head = 0; head < pages.num_kv_heads; ++head)
         for (int t = 0; t < pages.chunk_size; ++t) {
-          const int place = page * pages.chunk_size + t;
-          REQUIRE(joined.k_row(0, head, place) == pages.k_row(page, head, t));
-          REQUIRE(joined.v_row(0, head, place) == pages.v_row(page, head, t));
+          const int slot = page * pages.chunk_size + t;
+          REQUIRE(joined.k_row(0, head, slot) == pages.k_row(page, head, t));
+          REQUIRE(joined.v_row(0, head, slot) == pages.v_row(page, head, t));
           if constexpr (requires { *pages.k_row_scale(page, head, t); }) {
-            REQUIRE(joined.k_row_scale(0, head, place) == pages.k_row_scale(page, head, t));
-            REQUIRE(joined.v_row_scale(0, head, place) == pages.v_row_scale(page, head, t));
+            REQUIRE(joined.k_row_scale(0, head, slot) == pages.k_row_scale(page, head, t));
+            REQUIRE(joined.v_row_scale(0, head, slot) == pages.v_row_scale(page, head, t));
           }
         }
   };

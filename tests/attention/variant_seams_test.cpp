@@ -1,5 +1,5 @@
-// Variants where things meet: shared nodes, cut walks, rows that see nothing, values that are no
-// numbers, other batches.
+// Variants where several things meet: shared nodes, cut walks, rows that see nothing, values that
+// are no numbers, other batches.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ TEST_CASE("a table by position is not read for lanes without a position") {
   }
 }
 
-TEST_CASE("functions are not called for keys behind the query") {
+TEST_CASE("functions are not called for keys after the query") {
   Random random;
   struct Recorded {
     std::atomic<bool>* asked_ahead;
@@ -175,15 +175,15 @@ TEST_CASE("rows that see nothing: zeros, and an lse of minus infinity or of the 
   test::RandomPlanOptions options;
   options.max_queries = 5;
   const test::AttentionCase<float> problem(random, options, dim, 1, 4);
-  const Mask nobody{[](LogitIndex) { return false; }};
+  const Mask none{[](LogitIndex) { return false; }};
   const std::vector<float> sinks{1.0f, -2.0f, 300.0f, -infinity};
   for (auto& attention : test::variant_modes<dim>()) {
     test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), nobody, problem.q, answer.out,
+    attention.run(problem.kv.view, problem.plan.view(), none, problem.q, answer.out,
                   {.lse = answer.lse});
     for (const float x : answer.out) CHECK(x == 0.0f);
     for (const float x : answer.lse) CHECK(x == -infinity);
-    attention.run(problem.kv.view, problem.plan.view(), combine(nobody, Sinks{sinks}), problem.q,
+    attention.run(problem.kv.view, problem.plan.view(), combine(none, Sinks{sinks}), problem.q,
                   answer.out, {.lse = answer.lse});
     for (const float x : answer.out) CHECK(x == 0.0f);
     for (std::size_t i = 0; i < answer.lse.size(); ++i) CHECK(answer.lse[i] == sinks[i % 4]);
@@ -205,8 +205,8 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
       const test::RandomPlan& plan = problem.plan;
       attention.run(problem.kv.view, plan.view(), mask.variant, problem.q, before.out);
       const std::size_t row = random.index(plan.row_kv_len.size());
-      const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
-      bfloat16* const v = problem.kv.view.v_row(place.chunk, 0, place.begin);
+      const Piece slot = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
+      bfloat16* const v = problem.kv.view.v_row(slot.chunk, 0, slot.begin);
       const bfloat16 old = v[3];
       v[3] = from_float<bfloat16>(random.pick({std::nanf(""), infinity, -infinity}));
       attention.run(problem.kv.view, plan.view(), mask.variant, problem.q, after.out);
@@ -214,10 +214,10 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
       for (std::size_t r = 0; r < plan.row_kv_len.size(); ++r) {
         for (int head = 0; head < 2; ++head) {
           const int token = plan.row_token[r];
-          const LogitIndex at{token, plan.row_kv_len[r] - 1, place.position, head};
-          const bool sees = place.position <= at.q_idx && test::MaskCase::shows(at) &&
-                            test::place_of(plan, r, place.position).chunk == place.chunk &&
-                            test::place_of(plan, r, place.position).begin == place.begin;
+          const LogitIndex at{token, plan.row_kv_len[r] - 1, slot.position, head};
+          const bool sees = slot.position <= at.q_idx && test::MaskCase::shows(at) &&
+                            test::place_of(plan, r, slot.position).chunk == slot.chunk &&
+                            test::place_of(plan, r, slot.position).begin == slot.begin;
           const std::size_t line = static_cast<std::size_t>(token * 2 + head) * dim;
           for (std::size_t i = 0; i < dim; ++i) {
             if (i == 3 && sees)

@@ -52,7 +52,7 @@ struct Cache {
       : tree({.max_chunks = max_chunks}, {.sharing = sharing}), states(tree, options) {}
 };
 
-/// A sequence, and the state of the recurrent layer behind what is computed of it.
+/// A sequence, and the state of the recurrent layer after what is computed of it.
 template <class AnyTree>
 struct Run {
   Cache<AnyTree>& in;
@@ -142,7 +142,7 @@ TEST_CASE("chunks that are shared as a whole part at chunks, and so do states") 
   }
 }
 
-TEST_CASE("who computes saves the state at which one that waits goes on") {
+TEST_CASE("the sequence that computes saves the state at which a waiting one continues") {
   const Tokens prompt = iota(0, 40);
   Cache<Tree> cache({.max_count = 10});
   Run<Tree> writer(cache, prompt);
@@ -200,7 +200,7 @@ TEST_CASE("K/V that is there is not written again, and no other sequence sees a 
   CHECK(written == 2);  // positions 10 and 11
 }
 
-TEST_CASE("a state lives as long as it is kept, or somebody has found it") {
+TEST_CASE("a state lives as long as it is kept, or a sequence has found it") {
   std::weak_ptr<const void> watched;
   const Tokens prompt = iota(0, 9);
   std::optional<Cache<Tree>> cache(Checkpoints<Tree>::Options{.max_count = 1});
@@ -217,7 +217,7 @@ TEST_CASE("a state lives as long as it is kept, or somebody has found it") {
   CHECK(!save(5));  // there is one
   CHECK(watched.expired());
   CHECK(cache->states.stats().count == 1);
-  CHECK(save(6));  // in its place
+  CHECK(save(6));  // it replaces that one
   CHECK(cache->states.stats().count == 1);
   CHECK(cache->states.stats().evicted == 1);
   auto reader = cache->tree.insert(prompt);
@@ -250,7 +250,7 @@ TEST_CASE("the tree and its checkpoints may end in any order") {
   save(*first, s);
   first.reset();
   CHECK(watched.expired());
-  // The tree goes on without it: with more nodes, and some that are split.
+  // The tree continues without it: with more nodes, and some that are split.
   std::vector<Tree::Sequence> others;
   for (int i = 0; i < 40; ++i) others.push_back(tree->insert(sibling(prompt, 3, 100 * i + 50, 5)));
   check_invariants(*tree);
@@ -333,7 +333,7 @@ TEST_CASE("a path has not more than it may, and keeps those where paths part") {
   CHECK(on_path == 3);
 }
 
-TEST_CASE("a checkpoint between others counts for the paths below it, too") {
+TEST_CASE("a checkpoint between others counts for the paths through it, too") {
   Cache<Tree> cache({.max_count = 1000, .max_per_path = 2});
   const Tokens prompt = iota(0, 40);
   auto s = cache.tree.insert(prompt);
@@ -415,42 +415,42 @@ TEST_CASE("checkpoints go with the K/V of their tokens, and not with others'") {
 TEST_CASE("an answer that is dropped for an equal one leaves its checkpoints there") {
   Cache<Tree> cache({.max_count = 100});
   const Tokens prompt = iota(0, 6);
-  std::vector<Run<Tree>> twins;
+  std::vector<Run<Tree>> runs;
   for (int i = 0; i < 2; ++i) {
-    twins.emplace_back(cache, prompt);
-    twins.back().prefill();
+    runs.emplace_back(cache, prompt);
+    runs.back().prefill();
   }
-  for (auto& twin : twins)
-    for (int i = 0; i < 9; ++i) CHECK(twin.step());
-  CHECK(cache.states.save(twins[0].sequence, 9, std::make_shared<const int>(1)));
-  CHECK(cache.states.save(twins[1].sequence, 9, std::make_shared<const int>(1)));
-  CHECK(cache.states.save(twins[1].sequence, 14, std::make_shared<const int>(1)));
-  const Tokens all = twins[0].sequence.tokens();
-  twins[0].sequence.leave();
+  for (auto& run : runs)
+    for (int i = 0; i < 9; ++i) CHECK(run.step());
+  CHECK(cache.states.save(runs[0].sequence, 9, std::make_shared<const int>(1)));
+  CHECK(cache.states.save(runs[1].sequence, 9, std::make_shared<const int>(1)));
+  CHECK(cache.states.save(runs[1].sequence, 14, std::make_shared<const int>(1)));
+  const Tokens all = runs[0].sequence.tokens();
+  runs[0].sequence.leave();
   CHECK(cache.states.find(all) == 9);
-  twins[1].sequence.leave();
+  runs[1].sequence.leave();
   check_invariants(cache.tree);
   CHECK(cache.tree.stats().merged_tokens == 9);
   CHECK(cache.states.find(all) == 14);
   CHECK(cache.states.stats().count == 3);  // 5, 9, 14
 }
 
-TEST_CASE("an answer that goes on behind an equal one takes its checkpoints along") {
+TEST_CASE("an answer that extends an equal one takes its checkpoints along") {
   for (const std::size_t position : {9u, 13u}) {  // of what both have, of what only one has
     CAPTURE(position);
     Cache<Tree> cache({.max_count = 100});
-    std::vector<Run<Tree>> twins;
+    std::vector<Run<Tree>> runs;
     for (int i = 0; i < 2; ++i) {
-      twins.emplace_back(cache, iota(0, 6));
-      twins.back().prefill();
+      runs.emplace_back(cache, iota(0, 6));
+      runs.back().prefill();
     }
-    for (int i = 0; i < 5; ++i) CHECK(twins[0].step());
-    for (int i = 0; i < 9; ++i) CHECK(twins[1].step());
-    CHECK(cache.states.save(twins[1].sequence, position, std::make_shared<const int>(1)));
-    const Tokens all = twins[1].sequence.tokens();
-    twins[0].sequence.leave();
+    for (int i = 0; i < 5; ++i) CHECK(runs[0].step());
+    for (int i = 0; i < 9; ++i) CHECK(runs[1].step());
+    CHECK(cache.states.save(runs[1].sequence, position, std::make_shared<const int>(1)));
+    const Tokens all = runs[1].sequence.tokens();
+    runs[0].sequence.leave();
     CHECK(cache.states.find(all) == 5);  // of the prompt
-    twins[1].sequence.leave();
+    runs[1].sequence.leave();
     check_invariants(cache.tree);
     CHECK(cache.tree.stats().merged_tokens == 5);
     CHECK(cache.states.find(all) == position);
@@ -465,22 +465,22 @@ TEST_CASE("where an answer was dropped for an equal one, paths part no longer") 
     CAPTURE(is_one_above);
     Cache<Tree> cache({.max_count = 100, .max_per_path = is_one_above ? 3 : 2});
     const Tokens prompt = iota(0, 6);
-    std::vector<Run<Tree>> twins;
+    std::vector<Run<Tree>> runs;
     for (int i = 0; i < 2; ++i) {
-      twins.emplace_back(cache, prompt);
-      twins.back().prefill();
+      runs.emplace_back(cache, prompt);
+      runs.back().prefill();
     }
-    for (auto& twin : twins)
-      for (int i = 0; i < 9; ++i) CHECK(twin.step());
+    for (auto& run : runs)
+      for (int i = 0; i < 9; ++i) CHECK(run.step());
     const auto state = std::make_shared<const int>(1);
-    CHECK(cache.states.save(twins[0].sequence, 6, state));  // where their answers begin
-    if (is_one_above) CHECK(cache.states.save(twins[0].sequence, 3, state));
-    CHECK(cache.states.save(twins[0].sequence, 9, state));
-    CHECK(cache.states.save(twins[1].sequence, 14, state));
-    const Tokens all = twins[0].sequence.tokens();
-    twins[0].sequence.leave();
+    CHECK(cache.states.save(runs[0].sequence, 6, state));  // where their answers begin
+    if (is_one_above) CHECK(cache.states.save(runs[0].sequence, 3, state));
+    CHECK(cache.states.save(runs[0].sequence, 9, state));
+    CHECK(cache.states.save(runs[1].sequence, 14, state));
+    const Tokens all = runs[0].sequence.tokens();
+    runs[0].sequence.leave();
     CHECK(cache.states.find(sibling(all, 8, 100, 1)) == 6);
-    twins[1].sequence.leave();
+    runs[1].sequence.leave();
     check_invariants(cache.tree);
     CHECK(cache.states.find(sibling(all, 8, 100, 1)) == (is_one_above ? 3 : 0));  // the oldest went
     CHECK(cache.states.find(sibling(all, 12, 100, 1)) == 9);
@@ -488,7 +488,8 @@ TEST_CASE("where an answer was dropped for an equal one, paths part no longer") 
   }
 }
 
-TEST_CASE("what is wanted before the last token does not count among the places where paths part") {
+TEST_CASE(
+    "what is wanted before the last token does not count among the positions where paths part") {
   Cache<Tree> cache({.max_count = 100, .max_per_path = 2});
   const Tokens prompt = iota(0, 10);
   std::vector<Tree::Sequence> others;
@@ -514,7 +515,7 @@ TEST_CASE("tenants have checkpoints of their own, and public ones") {
   CHECK(cache.states.find(prompt, {.name_space = {.tenant = 1}}) == 0);
 }
 
-TEST_CASE("who wants his prompt's logits begins with a checkpoint before them") {
+TEST_CASE("a sequence that needs its prompt's logits begins with a checkpoint before them") {
   Cache<Tree> cache({.max_count = 100});
   const Tokens prompt = iota(0, 24);
   Run<Tree>(cache, sibling(prompt, 12, 100, 3)).prefill();
@@ -525,7 +526,7 @@ TEST_CASE("who wants his prompt's logits begins with a checkpoint before them") 
   CHECK(logits.started_at == 12);
 }
 
-TEST_CASE("a sequence that was truncated goes on at a checkpoint") {
+TEST_CASE("a sequence that was truncated continues at a checkpoint") {
   Cache<Tree> cache({.max_count = 100});
   const Tokens prompt = iota(0, 24);
   Run<Tree>(cache, sibling(prompt, 12, 100, 3)).prefill();

@@ -4,7 +4,7 @@
 
 struct Even {
   static constexpr std::string_view name = "Even";
-  bool operator()(chunkattn::LogitIndex place) const { return place.kv_idx % 2 == 0; }
+  bool operator()(chunkattn::LogitIndex at) const { return at.kv_idx % 2 == 0; }
 };
 struct Odd {
 #if defined(CHUNKATTN_CONTROL)
@@ -12,7 +12,7 @@ struct Odd {
 #else
   static constexpr std::string_view name = "Even";
 #endif
-  bool operator()(chunkattn::LogitIndex place) const { return place.kv_idx % 2 == 1; }
+  bool operator()(chunkattn::LogitIndex at) const { return at.kv_idx % 2 == 1; }
 };
 
 template struct chunkattn::Variants<chunkattn::Mask<Even>, chunkattn::Mask<Odd>>;

@@ -35,7 +35,7 @@ using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
 using Kind = CacheEvent::Kind;
 using Sharing = TreeOptions::Sharing;
 
-/// Stored tokens by their span and position, each with what it stands behind.
+/// Stored tokens by their span and position, each with what it follows.
 class PlainMirror {
  public:
   explicit PlainMirror(std::int64_t unit) : unit_(unit) {}
@@ -51,7 +51,7 @@ class PlainMirror {
         if (event.length < 1 || tokens.size() != static_cast<std::size_t>(event.length) ||
             event.length % unit_ != 0 || begin < 0 || begin % unit_ != 0 || event.span == 0)
           return false;
-        const Place before{event.parent, begin - 1};
+        const Position before{event.parent, begin - 1};
         if (event.parent == 0 ? begin != 0 : !may_follow(before, event)) return false;
         const auto own = tokens_.lower_bound({event.span, 0});
         const bool is_known = own != tokens_.end() && own->first.first == event.span;
@@ -61,7 +61,7 @@ class PlainMirror {
         for (std::int64_t p = begin; p < end; ++p)
           tokens_[{event.span, p}] = {event.parent == 0 && p == 0 ? root
                                       : p == begin                ? before
-                                                                  : Place{event.span, p - 1},
+                                                                  : Position{event.span, p - 1},
                                       event.name_space,
                                       tokens[static_cast<std::size_t>(p - begin)]};
         return true;
@@ -71,9 +71,9 @@ class PlainMirror {
           return false;
         for (std::int64_t p = begin; p < end; ++p)
           if (!tokens_.contains({event.span, p})) return false;
-        for (const auto& [place, token] : tokens_)
+        for (const auto& [at, token] : tokens_)
           if (token.before.first == event.span && token.before.second >= begin &&
-              (place.first != event.span))
+              (at.first != event.span))
             return false;
         for (std::int64_t p = begin; p < end; ++p) tokens_.erase({event.span, p});
         return true;
@@ -96,7 +96,7 @@ class PlainMirror {
     return rest.empty();
   }
   [[nodiscard]] std::size_t match(std::span<const int> prompt, const InsertOptions& options) const {
-    Place last = root;
+    Position last = root;
     std::size_t length = 0, unit = static_cast<std::size_t>(unit_);
     const std::size_t public_end = std::min(options.public_length, prompt.size()) / unit * unit;
     while (length + unit <= prompt.size()) {
@@ -114,42 +114,42 @@ class PlainMirror {
   [[nodiscard]] std::pair<std::int32_t, Namespace> end_of(std::uint64_t span) const {
     const auto next = tokens_.lower_bound({span + 1, 0});
     if (next == tokens_.begin()) return {};
-    const auto& [place, stored] = *std::prev(next);
-    if (place.first != span) return {};
-    return {static_cast<std::int32_t>(place.second) + 1, stored.space};
+    const auto& [at, stored] = *std::prev(next);
+    if (at.first != span) return {};
+    return {static_cast<std::int32_t>(at.second) + 1, stored.space};
   }
 
  private:
-  using Place = std::pair<std::uint64_t, std::int64_t>;  // span, position
-  static constexpr Place root{0, -1};
+  using Position = std::pair<std::uint64_t, std::int64_t>;  // span, position
+  static constexpr Position root{0, -1};
   struct Stored {
-    Place before;
+    Position before;
     Namespace space;
     int token = 0;
   };
-  [[nodiscard]] bool may_follow(const Place& before, const CacheEvent& event) const {
+  [[nodiscard]] bool may_follow(const Position& before, const CacheEvent& event) const {
     const auto at = tokens_.find(before);
     if (at == tokens_.end()) return false;
     const Namespace& space = at->second.space;
     return space == event.name_space || (space.is_public && event.span != event.parent &&
                                          space.adapter == event.name_space.adapter);
   }
-  /// The last token of the unit that goes on with these tokens behind a place.
-  [[nodiscard]] std::optional<Place> find(const Place& last, const Namespace& space,
-                                          std::span<const int> tokens) const {
-    for (const auto& [place, stored] : tokens_) {
+  /// The last token of the unit that continues with these tokens after a position.
+  [[nodiscard]] std::optional<Position> find(const Position& last, const Namespace& space,
+                                             std::span<const int> tokens) const {
+    for (const auto& [at, stored] : tokens_) {
       if (stored.before != last || !(stored.space == space)) continue;
       std::int64_t i = 0;
-      while (i < unit_ && tokens_.at({place.first, place.second + i}).token ==
-                              tokens[static_cast<std::size_t>(i)])
+      while (i < unit_ &&
+             tokens_.at({at.first, at.second + i}).token == tokens[static_cast<std::size_t>(i)])
         ++i;
-      if (i == unit_) return Place{place.first, place.second + unit_ - 1};
+      if (i == unit_) return Position{at.first, at.second + unit_ - 1};
     }
     return std::nullopt;
   }
 
   std::int64_t unit_;
-  std::map<Place, Stored> tokens_;
+  std::map<Position, Stored> tokens_;
 };
 
 /// Makes events, of few spans and tokens so that many fit.
@@ -222,7 +222,7 @@ CacheSnapshot<Tree::token_type> snapshot_of(std::uint64_t seed, Sharing sharing)
 
 }  // namespace
 
-TEST_CASE("events that no tree tells are refused, and change nothing") {
+TEST_CASE("events that no tree publishes are refused, and change nothing") {
   CacheMirror<Tree> mirror(Sharing::token);
   const auto text = [&](CacheEvent event, const std::vector<int>& tokens) {
     event.number = mirror.number() + 1;

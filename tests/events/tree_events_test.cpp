@@ -1,5 +1,6 @@
-// Events of what prompts can find: told when K/V is written, not when it is planned; and a mirror
-// that is rebuilt from them. The engine simulation holds such a mirror against the tree at random.
+// Events of what prompts can find: published when K/V is written, not when it is planned; and a
+// mirror that is rebuilt from them. The engine simulation holds such a mirror against the tree at
+// random.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -27,22 +28,22 @@ using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
 using Kind = CacheEvent::Kind;
 using Applied = CacheMirror<Tree>::Applied;
 
-struct Told {
+struct Published {
   CacheEvent event;
   std::vector<int> tokens;
 };
 
 /// Takes what is published of the tree.
 struct Listener {
-  std::vector<Told> told;
+  std::vector<Published> published;
   std::optional<CacheEvents<Tree>> events;
   void listen(Tree& tree) {
     events.emplace(tree, [this](const CacheEvent& event, std::span<const int> tokens) {
-      told.push_back({event, {tokens.begin(), tokens.end()}});
+      published.push_back({event, {tokens.begin(), tokens.end()}});
     });
   }
   [[nodiscard]] auto snapshot() const { return events->snapshot(); }
-  [[nodiscard]] std::vector<Told> take() { return std::exchange(told, {}); }
+  [[nodiscard]] std::vector<Published> take() { return std::exchange(published, {}); }
 };
 
 void pass(Tree& tree, const std::vector<int>& prompt, const InsertOptions& options = {}) {
@@ -57,14 +58,14 @@ std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
 
 }  // namespace
 
-TEST_CASE("a prompt is told of when its K/V is written, with its tokens, chunk by chunk") {
+TEST_CASE("a prompt is published when its K/V is written, with its tokens, chunk by chunk") {
   Tree tree({.max_chunks = 1000});
   Listener listener;
   listener.listen(tree);
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
   batch.push_back(tree.insert(iota(10, 7), {.name_space = {.tenant = 3}}));
-  CHECK(listener.told.empty());  // planned
+  CHECK(listener.published.empty());  // planned
   {
     auto done = test::run_step(tree, plan, batch, 5);
   }
@@ -95,7 +96,7 @@ TEST_CASE("a prompt is told of when its K/V is written, with its tokens, chunk b
   CHECK(rest[0].tokens == iota(15, 2));
 }
 
-TEST_CASE("generated tokens are told of when their sequence leaves") {
+TEST_CASE("generated tokens are published when their sequence leaves") {
   Tree tree({.max_chunks = 1000});
   Listener listener;
   listener.listen(tree);
@@ -106,13 +107,13 @@ TEST_CASE("generated tokens are told of when their sequence leaves") {
   test::decode(tree, plan, batch, [](ScheduledSequence) { return 51; });
   REQUIRE(listener.take().size() == 1);
   batch.clear();
-  const auto told = listener.take();
-  REQUIRE(told.size() == 1);  // the last one was sampled, and not computed
-  CHECK(told[0].tokens == std::vector<int>{50});
-  CHECK(told[0].event.position == 4);
+  const auto published = listener.take();
+  REQUIRE(published.size() == 1);  // the last one was sampled, and not computed
+  CHECK(published[0].tokens == std::vector<int>{50});
+  CHECK(published[0].event.position == 4);
 }
 
-TEST_CASE("a fork that has left is told of when the step that copies its rows has finished") {
+TEST_CASE("a fork that has left is published when the step that copies its rows has finished") {
   Tree tree({}, {.min_run = 4});  // shorter tails are copied
   Listener listener;
   listener.listen(tree);
@@ -121,21 +122,21 @@ TEST_CASE("a fork that has left is told of when the step that copies its rows ha
   batch.push_back(tree.insert(iota(10, 4)));
   for (int i = 0; i < 3; ++i)
     test::decode(tree, plan, batch, [i](ScheduledSequence) { return 50 + i; });
-  auto twin = batch.front().fork();
+  auto fork = batch.front().fork();
   auto step = tree.begin_step();
   REQUIRE(step.add(batch.front()));
   REQUIRE(plan.build(step).num_copies > 0);
   auto flying = std::move(step).submit();
   (void)listener.take();
-  twin.leave();
+  fork.leave();
   CHECK(listener.take().empty());
   {
     auto done = std::move(flying).finish();
   }
-  const auto told = listener.take();
-  REQUIRE(told.size() == 1);
-  CHECK(told[0].event.position == 4);
-  CHECK(told[0].tokens == std::vector<int>{50, 51});
+  const auto published = listener.take();
+  REQUIRE(published.size() == 1);
+  CHECK(published[0].event.position == 4);
+  CHECK(published[0].tokens == std::vector<int>{50, 51});
   check_invariants(tree);
 }
 
@@ -146,11 +147,11 @@ TEST_CASE("a prompt that parts from another continues its span at that position"
   pass(tree, iota(10, 6));
   const std::uint64_t first = listener.take()[0].event.span;
   pass(tree, joined(iota(10, 3), {7, 8}));
-  const auto told = listener.take();
-  REQUIRE(!told.empty());
-  CHECK(told[0].event.parent == first);
-  CHECK(told[0].event.span != first);
-  CHECK(told[0].event.position == 3);
+  const auto published = listener.take();
+  REQUIRE(!published.empty());
+  CHECK(published[0].event.parent == first);
+  CHECK(published[0].event.span != first);
+  CHECK(published[0].event.position == 3);
   CacheMirror<Tree> mirror;
   mirror.load(listener.snapshot());
   CHECK(mirror.match_prefix(joined(iota(10, 3), {7, 8, 9})) == 5);
@@ -167,24 +168,24 @@ TEST_CASE("eviction goes from the ends; clear() is one event") {
   pass(tree, iota(10, 16));
   (void)listener.take();
   pass(tree, iota(50, 8));
-  auto told = listener.take();
-  REQUIRE(told.size() == 4);  // two chunks go, two come
-  CHECK(told[0].event.kind == Kind::evicted);
-  CHECK(told[0].event.position == 12);
-  CHECK(told[0].event.length == 4);
-  CHECK(told[0].tokens.empty());
-  CHECK(told[1].event.position == 8);
-  CHECK(told[2].event.kind == Kind::stored);
+  auto published = listener.take();
+  REQUIRE(published.size() == 4);  // two chunks go, two come
+  CHECK(published[0].event.kind == Kind::evicted);
+  CHECK(published[0].event.position == 12);
+  CHECK(published[0].event.length == 4);
+  CHECK(published[0].tokens.empty());
+  CHECK(published[1].event.position == 8);
+  CHECK(published[2].event.kind == Kind::stored);
   const auto live = tree.insert(iota(50, 8));
   tree.clear();
-  told = listener.take();
-  REQUIRE(told.size() == 1);
-  CHECK(told[0].event.kind == Kind::cleared);
+  published = listener.take();
+  REQUIRE(published.size() == 1);
+  CHECK(published[0].event.kind == Kind::cleared);
   CHECK(listener.snapshot().spans.empty());
-  CHECK(listener.snapshot().number == told[0].event.number);
+  CHECK(listener.snapshot().number == published[0].event.number);
 }
 
-TEST_CASE("whole chunks are told of as such") {
+TEST_CASE("whole chunks are published as such") {
   Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
   Listener listener;
   listener.listen(tree);
@@ -205,46 +206,46 @@ TEST_CASE("whole chunks are told of as such") {
   CHECK(mirror.match_prefix(iota(10, 7)) == 4);
 }
 
-TEST_CASE("who comes late begins with a snapshot, and who missed a part finds a gap") {
+TEST_CASE("a late subscriber begins with a snapshot, and one that missed a part finds a gap") {
   Tree tree({.max_chunks = 1000});
   pass(tree, iota(10, 6));
   Listener listener;
   listener.listen(tree);
-  CHECK(listener.told.empty());
+  CHECK(listener.published.empty());
   CacheMirror<Tree> late, blind;
   late.load(listener.snapshot());
   CHECK(late.match_prefix(iota(10, 6)) == 6);
   pass(tree, iota(30, 2));
-  const auto told = listener.take();
-  REQUIRE(told.size() == 1);
-  CHECK(blind.apply(told[0].event, told[0].tokens) == Applied::missed);
+  const auto published = listener.take();
+  REQUIRE(published.size() == 1);
+  CHECK(blind.apply(published[0].event, published[0].tokens) == Applied::missed);
   CHECK(blind.num_tokens() == 0);
-  CHECK(late.apply(told[0].event, told[0].tokens) == Applied::changed);
-  CHECK(late.apply(told[0].event, told[0].tokens) == Applied::repeated);
+  CHECK(late.apply(published[0].event, published[0].tokens) == Applied::changed);
+  CHECK(late.apply(published[0].event, published[0].tokens) == Applied::repeated);
   CHECK(late.num_tokens() == 8);
   CHECK(late.number() == listener.events->last_event());
   listener.events.reset();
   CHECK(detail::TreeAccess::core(tree).topology.observers.empty());
   pass(tree, iota(40, 2));
-  CHECK(listener.told.empty());
+  CHECK(listener.published.empty());
   listener.listen(tree);
   CHECK(listener.events->stream() != late.stream());
   pass(tree, iota(60, 2));
-  CHECK(late.apply(listener.told[0].event, listener.told[0].tokens) == Applied::missed);
+  CHECK(late.apply(listener.published[0].event, listener.published[0].tokens) == Applied::missed);
   late.load(listener.snapshot());
   CHECK(late.num_tokens() == 12);
   check_invariants(tree);
 }
 
-TEST_CASE("who comes where nothing can be found yet has missed nothing") {
+TEST_CASE("a subscriber of a tree where nothing can be found yet has missed nothing") {
   Tree tree({.max_chunks = 1000});
   auto s = tree.insert(iota(0, 8));
   Listener listener;
   listener.listen(tree);
   CHECK(listener.snapshot().spans.empty());
   test::load(s);
-  REQUIRE(!listener.told.empty());
-  CHECK(listener.told[0].event.number == 1);
+  REQUIRE(!listener.published.empty());
+  CHECK(listener.published[0].event.number == 1);
 }
 
 TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
@@ -253,9 +254,9 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   listener.listen(tree);
   pass(tree, iota(10, 6));
   CacheMirror<Tree> mirror;
-  for (const Told& told : listener.told)
-    CHECK(mirror.apply(told.event, told.tokens) == Applied::changed);
-  const CacheEvent good = listener.told.back().event;  // tokens 4 and 5
+  for (const Published& published : listener.published)
+    CHECK(mirror.apply(published.event, published.tokens) == Applied::changed);
+  const CacheEvent good = listener.published.back().event;  // tokens 4 and 5
   const std::vector<int> two{1, 2};
   const auto says = [&](const auto& change, std::span<const int> tokens) {
     CacheEvent event = good;
@@ -298,9 +299,10 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
         "snapshot.unit = 0: expected 1, or the chunk size, 4");
   CHECK(mirror.num_tokens() == 6);
   CacheMirror<Tree> whole(TreeOptions::Sharing::chunk);
-  CHECK(refused([&] { (void)whole.apply(listener.told[1].event, two); }) == "no error");  // missed
+  CHECK(refused([&] { (void)whole.apply(listener.published[1].event, two); }) ==
+        "no error");  // missed
   CHECK(refused([&] {
-          CacheEvent event = listener.told[1].event;
+          CacheEvent event = listener.published[1].event;
           event.number = 1;
           (void)whole.apply(event, two);
         }) == "event.length = 2: expected whole units of 4 tokens");
@@ -312,19 +314,20 @@ TEST_CASE("several streams of a tree know nothing of each other") {
   first.listen(tree);
   pass(tree, iota(10, 6));
   second.listen(tree);
-  CHECK(first.told.size() == 2);
-  CHECK(second.told.empty());
+  CHECK(first.published.size() == 2);
+  CHECK(second.published.empty());
   pass(tree, iota(30, 2));
-  REQUIRE(second.told.size() == 1);
-  CHECK(first.told.back().event.number == 3);
-  CHECK(second.told[0].event.number == 2);  // the first is what was there: a gap
-  CHECK(first.told.back().event.stream != second.told[0].event.stream);
+  REQUIRE(second.published.size() == 1);
+  CHECK(first.published.back().event.number == 3);
+  CHECK(second.published[0].event.number == 2);  // the first is what was there: a gap
+  CHECK(first.published.back().event.stream != second.published[0].event.stream);
   // Two streams number alike what is not the same: a mirror that follows one takes no other's.
   CacheMirror<Tree> mirror;
   mirror.load(second.snapshot());
   CHECK(mirror.stream() == second.events->stream());
-  CHECK(mirror.apply(first.told.back().event, first.told.back().tokens) == Applied::missed);
-  CHECK(mirror.apply(second.told[0].event, second.told[0].tokens) == Applied::repeated);
+  CHECK(mirror.apply(first.published.back().event, first.published.back().tokens) ==
+        Applied::missed);
+  CHECK(mirror.apply(second.published[0].event, second.published[0].tokens) == Applied::repeated);
   pass(tree, iota(50, 16));  // nodes are split, evicted and used again for both
   tree.clear();
   CHECK(first.snapshot().spans.empty());
@@ -353,10 +356,10 @@ TEST_CASE("events end with the tree, or before it") {
     listener.listen(tree);
     Tree other = std::move(tree);  // they follow it
     pass(other, iota(10, 6));
-    CHECK(listener.told.size() == 2);
+    CHECK(listener.published.size() == 2);
     CacheEvents<Tree> kept = *std::exchange(listener.events, std::nullopt);
     pass(other, iota(30, 2));
-    CHECK(listener.told.size() == 3);
+    CHECK(listener.published.size() == 3);
     CHECK(kept.last_event() == 3);
     listener.events = std::move(kept);
     CHECK(refused([&] { (void)kept.last_event(); }) ==

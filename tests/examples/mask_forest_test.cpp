@@ -20,9 +20,9 @@ using chunkattn::PlanView;
 using plugin::MaskForest;
 using plugin::MaskView;
 
-constexpr std::uint16_t shown = 0, minus_zero = 0x8000, hidden = 0xfc00, one_half = 0x3800;
+constexpr std::uint16_t shown = 0, minus_zero = 0x8000, masked = 0xfc00, one_half = 0x3800;
 
-/// A mask [streams][rows][cells] with room behind each row.
+/// A mask [streams][rows][cells] with room after each row.
 struct Mask {
   static constexpr int gap = 5;
   int streams, rows, cells;
@@ -35,7 +35,7 @@ struct Mask {
         bits(static_cast<std::size_t>(num_streams * num_rows * (num_cells + gap)), one_half) {
     for (int s = 0; s < streams; ++s)
       for (int r = 0; r < rows; ++r)
-        for (int c = 0; c < cells; ++c) at(s, r, c) = hidden;
+        for (int c = 0; c < cells; ++c) at(s, r, c) = masked;
   }
   std::uint16_t& at(int stream, int row, int cell) {
     return bits[static_cast<std::size_t>((stream * rows + row) * (cells + gap) + cell)];
@@ -90,15 +90,15 @@ void check(Mask& mask, const MaskForest& forest) {
     for (int c = 0; c < mask.cells; ++c) {
       const std::uint16_t bits = mask.at(stream, r, c);
       if (!forest.has_table()) {
-        if (bits != hidden) expected.push_back(c);
+        if (bits != masked) expected.push_back(c);
         continue;
       }
       const float value = forest.table()[static_cast<std::size_t>(token * mask.cells + c)];
-      CHECK(value == (bits == hidden     ? -std::numeric_limits<float>::infinity()
+      CHECK(value == (bits == masked     ? -std::numeric_limits<float>::infinity()
                       : bits == one_half ? 0.5f
                                          : 0.0f));
       if (c < static_cast<int>(cells.size())) expected.push_back(c);
-      if (bits != hidden) CHECK(c < static_cast<int>(cells.size()));
+      if (bits != masked) CHECK(c < static_cast<int>(cells.size()));
     }
     CHECK(cells == expected);
   }
@@ -133,7 +133,7 @@ bool is_forest(Mask& mask) {
       for (int b = 0; b < a; ++b) {
         bool only_a = false, only_b = false, both = false;
         for (int r = 0; r < mask.rows; ++r) {
-          const bool sees_a = mask.at(s, r, a) != hidden, sees_b = mask.at(s, r, b) != hidden;
+          const bool sees_a = mask.at(s, r, a) != masked, sees_b = mask.at(s, r, b) != masked;
           only_a |= sees_a && !sees_b;
           only_b |= sees_b && !sees_a;
           both |= sees_a && sees_b;
@@ -152,7 +152,7 @@ TEST_CASE("random forests are found, whatever the order of cells and rows") {
       for (int r = 0; r < mask.rows; ++r) rows.push_back(r);
       for (int c = 0; c < mask.cells; ++c) cells.push_back(c);
       random.shuffle(cells);
-      cells.resize(random.index(cells.size() + 1));                 // the others are seen by nobody
+      cells.resize(random.index(cells.size() + 1));                 // the others are seen by no row
       if (random.chance(0.25) && rows.size() > 2) rows.pop_back();  // sees nothing
       grow(mask, s, rows, cells, random);
     }
@@ -187,7 +187,7 @@ TEST_CASE("random masks become a forest if they are one, else a table") {
   CHECK(tables > 100);
 }
 
-TEST_CASE("a causal prompt behind a shared prefix is few segments") {
+TEST_CASE("a causal prompt after a shared prefix is few segments") {
   Mask mask(1, 200, 700);
   for (int r = 0; r < 200; ++r)
     for (int c = 0; c <= 500 + r; ++c) mask.at(0, r, c) = shown;
@@ -199,7 +199,7 @@ TEST_CASE("a causal prompt behind a shared prefix is few segments") {
 }
 
 TEST_CASE("decoding sequences that share a prompt: one segment for it, one for each tail") {
-  // Cells behind the prompt are the sequences' in turn, as llama.cpp fills them.
+  // Cells after the prompt are the sequences' in turn, as llama.cpp fills them.
   constexpr int sequences = 8, prompt = 300, steps = 5;
   Mask mask(1, sequences, prompt + sequences * steps + 16);
   for (int r = 0; r < sequences; ++r) {
@@ -225,7 +225,7 @@ TEST_CASE("a window that moves is no forest") {
   forest.update(mask.view());
   CHECK(forest.has_table());
   check(mask, forest);
-  CHECK(forest.plan().row_kv_len[0] == 24);  // no row sees the cells behind
+  CHECK(forest.plan().row_kv_len[0] == 24);  // no row sees the cells after it
 }
 
 TEST_CASE("a plan is kept while the mask has the same bits") {

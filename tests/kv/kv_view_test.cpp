@@ -218,9 +218,9 @@ TEST_CASE_FIXTURE(Fixture, "a shifted pointer of a view in slabs is refused") {
 TEST_CASE_FIXTURE(Fixture, "K/V of another tree") {
   auto step = tree.begin_step();
   const auto view = build(step);
-  Tree twin;
-  const auto other = twin.insert(std::vector<int>(20, 7));
-  KvCache<Cpu, float> wrong(twin, shape), own(tree, shape);
+  Tree other_tree;
+  const auto other = other_tree.insert(std::vector<int>(20, 7));
+  KvCache<Cpu, float> wrong(other_tree, shape), own(tree, shape);
   CHECK(wrong.layer(0).tree_id == other.tree_id());
   CHECK(view.tree_id == sequences[0].tree_id());
   CHECK(

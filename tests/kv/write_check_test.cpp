@@ -1,4 +1,5 @@
-// KvCacheOptions::check_writes: a step that forgets to write a layer is told which one.
+// KvCacheOptions::check_writes: a step that forgets to write a layer gets an error that says which
+// one.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -70,16 +71,16 @@ struct Engine {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Engine, "an engine that writes every layer hears nothing") {
+TEST_CASE_FIXTURE(Engine, "an engine that writes every layer gets no error") {
   auto chat = tree.insert(iota(1, 10));
   for (int n = 0; n < 8; ++n) {
     auto done = step(chat);
     for (const auto row : done.rows()) done.commit(row, n);
   }
-  auto twin = chat.fork();  // whose copies write() makes
+  auto fork = chat.fork();  // whose copies write() makes
   chat.append(1);
-  twin.append(2);
-  (void)step(chat, twin);
+  fork.append(2);
+  (void)step(chat, fork);
   chat.append(3);
   AttentionPlan plans[2];  // two in flight
   std::deque<Tree::InFlight> in_flight;
@@ -192,11 +193,11 @@ TEST_CASE_FIXTURE(Engine, "kernels of the engine's own say what they have writte
   }
   Tree other;
   KvCache<Cpu, float> wrong(other, checked());
-  auto somebody = other.insert(iota(1, 10));
+  auto reader = other.insert(iota(1, 10));
   CHECK(refused([&] { mark_written(wrong.layer(0), view); }).find("layer = of another tree") == 0);
   (void)std::move(open).finish();
   CHECK(refused([&] { mark_written(cache.layer(0), view); }).find("plan = out of date") == 0);
-  // Where nobody checks, it says nothing.
+  // Without the check there is no error.
   KvCacheOptions off = checked();
   off.check_writes = false;
   KvCache<Cpu, float> unchecked(tree, off);
@@ -208,8 +209,8 @@ TEST_CASE_FIXTURE(Engine, "kernels of the engine's own say what they have writte
   CHECK(refused([&] { run(unchecked.layer(0), later); }) == "no error");
 }
 
-TEST_CASE_FIXTURE(Engine,
-                  "K/V that came from elsewhere is in no step, and K/V in place is not written") {
+TEST_CASE_FIXTURE(
+    Engine, "K/V that came from elsewhere is in no step, and K/V that is there is not written") {
   auto chat = tree.insert(iota(1, 10));
   std::vector<std::byte> kv(kv_bytes(cache, 9));
   scatter_kv(chat, {0, 9}, cache, kv);

@@ -39,7 +39,7 @@ TEST_CASE("a small table, written out") {
   CHECK(step.add(a, 100, {.tokens = std::vector<int>{7, 8}}));
   table.clear();
   table.add(a);     // what the step computes is part of the table: drafts too
-  table.add(a, 9);  // and if asked for the place of the output
+  table.add(a, 9);  // and if asked for the slot of the output
   CHECK(table.indptr() == std::vector<std::int32_t>{0, 2, 5});
   CHECK(table.last_page_len() == std::vector<std::int32_t>{4, 1});
 }
@@ -82,7 +82,7 @@ TEST_CASE("Sharing::token is refused where a path leaves a page early, and only 
   CHECK(table.indices()[4] == table.indices()[1]);
   CHECK_THROWS_AS(table.add(b), InvalidArgument);
   CHECK(table.indices().size() == 5);
-  auto c = tree.insert(std::vector<int>{1, 8});  // cuts it behind its first token as well
+  auto c = tree.insert(std::vector<int>{1, 8});  // cuts it after its first token as well
   table.add(a);
   CHECK(table.indices().size() == 7);
 }
@@ -120,7 +120,7 @@ TEST_CASE("a step's query tokens: how many, over how much K/V, and where theirs 
   table.clear();
   CHECK(table.qo_indptr() == std::vector<std::int32_t>{0});
   CHECK(table.seq_lens().empty());
-  // Beyond 2^31 places.
+  // Beyond 2^31 slots.
   const PlanView::WriteTarget far{1 << 30, 3};
   PlanView large;
   large.num_rows = 1;
@@ -142,7 +142,7 @@ TEST_CASE("drafts are query tokens; of a tree the longest branch has pages") {
   CHECK(table.qo_indptr() == std::vector<std::int32_t>{0, 5, 11});
 }
 
-TEST_CASE("random steps: each query token's place is that of its position in the table") {
+TEST_CASE("random steps: each query token's slot is that of its position in the table") {
   test::Random random(43);
   Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = TreeOptions::Sharing::chunk});
   AttentionPlan plan;
@@ -201,7 +201,7 @@ struct Path {
 
 }  // namespace
 
-TEST_CASE("the first place that does not fit is named, be it the first of all") {
+TEST_CASE("the first slot that does not fit is named, be it the first of all") {
   const auto message = [](const Path& path) {
     BlockTable table;
     try {
@@ -216,7 +216,7 @@ TEST_CASE("the first place that does not fit is named, be it the first of all") 
   CHECK(message({{{5, 1, 3, 0}, {6, 0, 4, 3}}}).find("position 0 ") != std::string::npos);
   CHECK(message({{{5, 0, 4, 0}, {6, 1, 3, 4}, {7, 0, 1, 7}}}).find("position 4 ") !=
         std::string::npos);
-  // The right place in a page, but of a page that the path was not in before.
+  // The right slot in a page, but of a page that the path was not in before.
   CHECK(message({{{5, 0, 1, 0}, {6, 1, 3, 1}}}).find("position 1 ") != std::string::npos);
 }
 
@@ -242,7 +242,7 @@ TEST_CASE("random trees: page p, offset o holds token p * page + o") {
         if (sequences[i].try_append(std::vector<int>(n, random.uniform(0, 1))))
           test::load(sequences[i]);
       } else if (what < 9) {
-        if (auto twin = sequences[i].try_fork()) sequences.push_back(std::move(*twin));
+        if (auto fork = sequences[i].try_fork()) sequences.push_back(std::move(*fork));
       } else {
         sequences.erase(sequences.begin() + static_cast<std::ptrdiff_t>(i));
       }

@@ -71,16 +71,16 @@ void check_arrays(const PlanView& plan) {
   }
 }
 
-// What a sequence reads, as places page * page_size + offset in path order.
-std::vector<std::int64_t> places_of(const PlanView& plan, const std::vector<int>& path) {
-  std::vector<std::int64_t> places;
+// What a sequence reads, as slots page * page_size + offset in path order.
+std::vector<std::int64_t> slots_of(const PlanView& plan, const std::vector<int>& path) {
+  std::vector<std::int64_t> slots;
   for (const int s : path)
     for (int p = 0; p < plan.segments[s].num_pieces; ++p) {
       const Piece& piece = plan.pieces[plan.segments[s].piece_begin + p];
       for (int t = 0; t < piece.length; ++t)
-        places.push_back(std::int64_t{piece.chunk} * plan.chunk_size + piece.begin + t);
+        slots.push_back(std::int64_t{piece.chunk} * plan.chunk_size + piece.begin + t);
     }
-  return places;
+  return slots;
 }
 
 // The plan is that of the batch, and shares all that may be shared; if it was only updated, what it
@@ -112,7 +112,7 @@ void check_plan(const PageBatch& batch, const PlanView& plan, bool updated = fal
         if (!batch.slot_mapping.empty())
           expected = std::max<std::int64_t>(-1, batch.slot_mapping[at(first + q)]);
         else if (position >= 0 && s.pages[at(position / geometry.page_size)] != geometry.null_page)
-          expected = batch.place(s, position);
+          expected = batch.slot(s, position);
         if (expected < 0)
           REQUIRE(target.chunk == no_chunk);
         else
@@ -122,9 +122,9 @@ void check_plan(const PageBatch& batch, const PlanView& plan, bool updated = fal
     }
     if (s.num_queries == 0) continue;
     paths[i] = path_of(plan, row_of[at(first)]);
-    const std::vector<std::int64_t> places = places_of(plan, paths[i]);
-    REQUIRE(places.size() >= at(s.seq_len));
-    for (int p = 0; p < s.seq_len; ++p) REQUIRE(places[at(p)] == batch.place(s, p));
+    const std::vector<std::int64_t> slots = slots_of(plan, paths[i]);
+    REQUIRE(slots.size() >= at(s.seq_len));
+    for (int p = 0; p < s.seq_len; ++p) REQUIRE(slots[at(p)] == batch.slot(s, p));
   }
 
   // Of any two sequences just the common pages are in segments of both.
@@ -464,7 +464,7 @@ TEST_CASE("what does not fit is refused by name, and the last plan stays") {
   CHECK(plan.build(enough.view()).writes[2].offset == 3);
   enough.seq_lens[1] = 2;
   CHECK(plan.build(enough.view()).num_rows == 3);
-  enough.query_start_loc = {0, 0, 0};  // nobody is looked at
+  enough.query_start_loc = {0, 0, 0};  // none is looked at
   enough.seq_lens = {-1, -1}, enough.table.clear(), enough.stride = -1;
   CHECK(plan.build(enough.view()).num_rows == 0);
 }

@@ -1,5 +1,5 @@
-// The arrays of a plan that is kept over many steps say the same as those of one made anew, and
-// their numbers change whenever they do.
+// The arrays of a plan that is kept over many steps say the same as those of one that was rebuilt,
+// and their numbers change whenever they do.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -20,12 +20,12 @@ using namespace chunkattn;
 
 namespace {
 
-/// For each query token, in the caller's order: the places that it sees, by position, and where its
+/// For each query token, in the caller's order: the slots that it sees, by position, and where its
 /// own K/V goes.
 std::vector<std::vector<int>> meaning(const PlanView& view) {
   std::vector<std::vector<int>> rows(static_cast<std::size_t>(view.num_rows));
   for (int r = 0; r < view.num_rows; ++r) {
-    std::map<int, std::pair<int, int>> places;
+    std::map<int, std::pair<int, int>> slots;
     for (int s = view.row_segment[r]; s != -1; s = view.segments[s].parent) {
       const PlanView::Segment& segment = view.segments[s];
       REQUIRE((segment.row_begin <= r && r < segment.row_end));
@@ -38,14 +38,14 @@ std::vector<std::vector<int>> meaning(const PlanView& view) {
         length += piece.length;
         for (int i = 0; i < visible_length(piece, view.row_kv_len[r]); ++i)
           REQUIRE(
-              places.emplace(piece.position + i, std::pair(piece.chunk, piece.begin + i)).second);
+              slots.emplace(piece.position + i, std::pair(piece.chunk, piece.begin + i)).second);
       }
       REQUIRE(length == segment.length);
     }
-    REQUIRE(places.size() == static_cast<std::size_t>(view.row_kv_len[r]));  // no gap
-    REQUIRE(places.rbegin()->first == view.row_kv_len[r] - 1);
+    REQUIRE(slots.size() == static_cast<std::size_t>(view.row_kv_len[r]));  // no gap
+    REQUIRE(slots.rbegin()->first == view.row_kv_len[r] - 1);
     auto& row = rows[static_cast<std::size_t>(view.row_token[r])];
-    for (const auto& [position, place] : places) row.insert(row.end(), {place.first, place.second});
+    for (const auto& [position, slot] : slots) row.insert(row.end(), {slot.first, slot.second});
     const PlanView::WriteTarget& target = view.writes[view.row_token[r]];
     row.insert(row.end(), {target.chunk, target.chunk == no_chunk ? 0 : target.offset});
   }
@@ -106,7 +106,7 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
       outputs.push_back(6);
       for (const ScheduledSequence row : done.rows()) done.commit(row, outputs);
     }
-    CHECK(rebuilds.back() == rebuilds[2]);  // it was kept up to date, not made anew
+    CHECK(rebuilds.back() == rebuilds[2]);  // it was kept up to date, not rebuilt
     CHECK(moves >= 3);
   }
 }

@@ -72,9 +72,9 @@ TEST_CASE("the contexts of Figure 2") {
         {"C0", "C1", "C2", "C3"}, {"C0", "C1", "C2", "C4", "C6"}, {"C0", "C1", "C2", "C5", "C7"}};
     for (std::size_t i = 0; i < s.size(); ++i)
       s[i].for_each_run({0, static_cast<int>(s[i].size())}, [&](const Piece& piece) {
-        const auto place = static_cast<std::size_t>(piece.position / chunk_size);
-        const auto [it, fresh] = names.emplace(piece.chunk, figure[i][place]);
-        CHECK(it->second == figure[i][place]);
+        const auto index = static_cast<std::size_t>(piece.position / chunk_size);
+        const auto [it, fresh] = names.emplace(piece.chunk, figure[i][index]);
+        CHECK(it->second == figure[i][index]);
       });
     CHECK(names.size() == 8);
 

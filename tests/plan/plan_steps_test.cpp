@@ -1,5 +1,5 @@
 // Long decoding: no step after the warm-up allocates, and the segments are rebuilt exactly when a
-// sequence joins, leaves or forks or the list of rows changes. And who may be in a step with whom.
+// sequence joins, leaves or forks or the list of rows changes. And which sequences a step may have together.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -51,7 +51,7 @@ TEST_CASE("640 decode steps with random chunk phases: no allocation, one version
       batch.push_back(
           tree.insert(prompt_of(256, static_cast<std::size_t>(random.uniform(1, 200)), i)));
     }
-    decode_step(tree, plan, batch);  // the prompts, each tail's first place: the warm-up
+    decode_step(tree, plan, batch);  // the prompts, each tail's first slot: the warm-up
     decode_step(tree, plan, batch);
     std::uint64_t pieces_version = decode_step(tree, plan, batch).pieces_version;
     const std::uint64_t rebuilds = plan.num_rebuilds(), version = tree.version();
@@ -143,7 +143,7 @@ TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
   }
 }
 
-TEST_CASE("a plan that is built anew holds no more than a fresh one") {
+TEST_CASE("a plan that is rebuilt holds no more than a fresh one") {
   Tree tree(FixedAllocator(256));
   AttentionPlan kept;
   std::vector<Tree::Sequence> batch;
@@ -164,32 +164,33 @@ TEST_CASE("a plan that is built anew holds no more than a fresh one") {
   CHECK(kept.num_rebuilds() == 8);
 }
 
-TEST_CASE("who reads what another writes comes after it, and each position is written once") {
+TEST_CASE(
+    "a sequence that reads what another writes comes after it, and each position is written once") {
   PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
-  auto twin = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6, 7});
-  CHECK(twin.num_pending() == 6);
-  CHECK(twin.waits_for() == a.id());
-  CHECK(twin.num_uncomputed() == 1);
-  const auto held = [&](AddResult result) {
+  auto second = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6, 7});
+  CHECK(second.num_pending() == 6);
+  CHECK(second.waits_for() == a.id());
+  CHECK(second.num_uncomputed() == 1);
+  const auto blocked = [&](AddResult result) {
     return result.reason() == AddResult::Reason::waits_for_sequence && result.waits_for() == a.id();
   };
   {
     auto step = tree.begin_step();
-    CHECK(held(step.add(twin)));
-    CHECK(step.add(a, 5));  // not all of what the twin reads
-    CHECK(held(step.add(twin)));
+    CHECK(blocked(step.add(second)));
+    CHECK(step.add(a, 5));  // not all of what the second reads
+    CHECK(blocked(step.add(second)));
     CHECK(step.num_rows() == 5);
     auto done = (void(plan.build(step)), std::move(step).finish());
     CHECK(done.rows().begin() == done.rows().end());  // part of a prompt: nothing to sample
   }
-  CHECK(twin.num_pending() == 1);
+  CHECK(second.num_pending() == 1);
   auto step = tree.begin_step();
-  CHECK(held(step.add(twin)));
+  CHECK(blocked(step.add(second)));
   CHECK(step.add(a));
-  CHECK(step.add(twin));
+  CHECK(step.add(second));
   const auto view = plan.build(step);
   CHECK(view.num_rows == 2);
   CHECK(view.tokens() == std::vector<int>{6, 7});
@@ -198,11 +199,11 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
   CHECK(view.writes[1].chunk != no_chunk);
   CHECK(view.writes[0].offset != view.writes[1].offset);
   auto done = std::move(step).finish();
-  CHECK(twin.num_pending() == 0);
-  CHECK(twin.waits_for() == SequenceId::none);
+  CHECK(second.num_pending() == 0);
+  CHECK(second.waits_for() == SequenceId::none);
   std::vector<SequenceId> outputs;
   for (const ScheduledSequence row : done.rows()) outputs.push_back(row.sequence);
-  CHECK(outputs == std::vector<SequenceId>{a.id(), twin.id()});
+  CHECK(outputs == std::vector<SequenceId>{a.id(), second.id()});
   check_invariants(tree);
 }
 
@@ -211,10 +212,10 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
-  auto twin = tree.insert(prompt, {.max_reuse = 2});  // computes positions 2 to 5 a second time
+  auto second = tree.insert(prompt, {.max_reuse = 2});  // computes positions 2 to 5 a second time
   auto step = tree.begin_step();
   CHECK(step.add(a));
-  CHECK(step.add(twin));
+  CHECK(step.add(second));
   const PlanView view = plan.build(step);
   CHECK(view.num_rows == 6 + 4);
   for (int row = 0; row < 10; ++row) CHECK((view.writes[row].chunk != no_chunk) == (row < 6));
@@ -227,16 +228,16 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
   CHECK(plan.build(step).writes[0].chunk == no_chunk);
 }
 
-TEST_CASE("what an heir computes a second time it does not write a second time") {
+TEST_CASE("what a successor computes a second time it does not write a second time") {
   PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6, 7, 8};
   auto a = tree.insert(prompt);
   a.mark_loaded({0, 5});
-  auto heir = tree.insert(prompt, {.max_reuse = 2});
+  auto successor = tree.insert(prompt, {.max_reuse = 2});
   a.leave();
   auto step = tree.begin_step();
-  const ScheduledSequence row = step.add(heir).row();
+  const ScheduledSequence row = step.add(successor).row();
   CHECK(row.position == 2);
   const PlanView view = plan.build(step);
   REQUIRE(view.num_rows == 6);
@@ -244,7 +245,7 @@ TEST_CASE("what an heir computes a second time it does not write a second time")
   {
     auto done = std::move(step).finish();
   }
-  CHECK(heir.num_written() == 8);
+  CHECK(successor.num_written() == 8);
 }
 
 TEST_CASE("a plan that outlives its tree is not taken for one of the next tree at its address") {

@@ -1,5 +1,5 @@
-// AnyAttention on the CPU: what it computes has the bits of the template behind it, for every size,
-// type and variant that was compiled in; what was not is refused by naming what was.
+// AnyAttention on the CPU: what it computes has the bits of the template that it calls, for every
+// size, type and variant that was compiled in; what was not is refused by naming what was.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -43,9 +43,7 @@ struct NotTheWindow {
 /// What a mask calls.
 struct Even {
   static constexpr std::string_view name = "Even";
-  bool operator()(LogitIndex place) const {
-    return place.kv_idx % 2 == 0 || place.kv_idx == place.q_idx;
-  }
+  bool operator()(LogitIndex at) const { return at.kv_idx % 2 == 0 || at.kv_idx == at.q_idx; }
 };
 
 /// An executor of a user's.

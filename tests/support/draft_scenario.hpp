@@ -52,8 +52,8 @@ class DraftScenario {
 
   void join() {
     if (!chats_.empty() && random_.chance(0.4)) {  // on a forked tail
-      auto twin = engine_.fork(chats_[random_.index(chats_.size())]);
-      chats_.push_back(std::move(twin));
+      auto fork = engine_.fork(chats_[random_.index(chats_.size())]);
+      chats_.push_back(std::move(fork));
       return;
     }
     Tokens prompt(static_cast<std::size_t>(random_.pick({0, 40, 130})), 7);  // shared

@@ -67,7 +67,7 @@ struct NanPlace {
 
   Where where;
   std::size_t row;         ///< a row that sees it; for q the only one
-  chunkattn::Piece place;  ///< the token, for K and V
+  chunkattn::Piece slot;  ///< the token, for K and V
   int head;                ///< query head, or KV head for K and V
   int element;             ///< the only one, or -1: the whole row
 
@@ -80,7 +80,7 @@ struct NanPlace {
     const auto dim = static_cast<std::size_t>(kv.head_dim);
     const std::size_t qo_heads = queries.size() / plan.row_token.size() / dim;
     const int kv_len = plan.row_kv_len[row];
-    place = place_of(plan, row, random.chance(0.5) ? kv_len - 1 : random.uniform(0, kv_len - 1));
+    slot = place_of(plan, row, random.chance(0.5) ? kv_len - 1 : random.uniform(0, kv_len - 1));
     head = random.uniform(0, where == q ? static_cast<int>(qo_heads) - 1 : kv.num_kv_heads - 1);
     const int elements = where == v ? kv.dim_of_v() : kv.head_dim;
     element = random.chance(0.5) ? -1 : random.uniform(0, elements - 1);
@@ -94,24 +94,24 @@ struct NanPlace {
       if (std::is_same_v<T, std::int8_t> ||
           random.chance(0.5)) {  // the scale stands for the whole row
         element = -1;
-        *(where == k ? kv.k_row_scale(place.chunk, head, place.begin)
-                     : kv.v_row_scale(place.chunk, head, place.begin)) = some_nan<float>(random);
+        *(where == k ? kv.k_row_scale(slot.chunk, head, slot.begin)
+                     : kv.v_row_scale(slot.chunk, head, slot.begin)) = some_nan<float>(random);
         return;
       }
     }
     if constexpr (!std::is_same_v<T, std::int8_t>)
       fill(random,
-           where == k ? kv.k_row(place.chunk, head, place.begin)
-                      : kv.v_row(place.chunk, head, place.begin),
+           where == k ? kv.k_row(slot.chunk, head, slot.begin)
+                      : kv.v_row(slot.chunk, head, slot.begin),
            elements);
   }
 
   /// Whether query head `qo_head` of row `r` sees it.
   [[nodiscard]] bool reaches(const RandomPlan& plan, std::size_t r, int qo_head, int group) const {
     if (where == q) return r == row && qo_head == head;
-    if (qo_head / group != head || place.position >= plan.row_kv_len[r]) return false;
-    const chunkattn::Piece other = place_of(plan, r, place.position);
-    return other.chunk == place.chunk && other.begin == place.begin;
+    if (qo_head / group != head || slot.position >= plan.row_kv_len[r]) return false;
+    const chunkattn::Piece other = place_of(plan, r, slot.position);
+    return other.chunk == slot.chunk && other.begin == slot.begin;
   }
 
  private:

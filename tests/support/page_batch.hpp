@@ -15,7 +15,7 @@ namespace test {
 /// A batch in both forms. Sequences are what an engine may make of them, and a little more.
 struct PageBatch {
   struct Sequence {
-    std::vector<std::int32_t> pages;  ///< those of seq_len, and a few behind them
+    std::vector<std::int32_t> pages;  ///< those of seq_len, and a few after them
     int seq_len = 0;
     int num_queries = 0;
   };
@@ -23,7 +23,7 @@ struct PageBatch {
   chunkattn::PageGeometry geometry;
   std::vector<Sequence> sequences;
 
-  // As PageTables, with garbage where nobody looks.
+  // As PageTables, with garbage where no one looks.
   std::vector<std::int32_t> table, seq_lens, query_start_loc;
   std::int64_t stride = 0;
   // As PageIndices, with `query_start_loc`.
@@ -40,8 +40,8 @@ struct PageBatch {
   [[nodiscard]] chunkattn::PageIndices csr() const {
     return {indptr, indices, last_page_len, query_start_loc, slot_mapping};
   }
-  /// The place of a path position: page * page_size + offset.
-  [[nodiscard]] std::int64_t place(const Sequence& sequence, int position) const {
+  /// The slot of a path position: page * page_size + offset.
+  [[nodiscard]] std::int64_t slot(const Sequence& sequence, int position) const {
     const std::int64_t page =
         sequence.pages[static_cast<std::size_t>(position / geometry.page_size)];
     return page * geometry.page_size + position % geometry.page_size;
@@ -149,7 +149,7 @@ class PageBatches {
       const PageBatch::Sequence& other = batch_.sequences[random_.index(batch_.sequences.size())];
       s.pages = other.pages;
       s.pages.resize(random_.index(other.pages.size() + 1));
-      if (random_.chance(0.1) && s.pages.size() > 1) {  // parts from it, and meets it again
+      if (random_.chance(0.1) && s.pages.size() > 1) {  // parts from it, and is equal again
         s.pages[random_.index(s.pages.size())] = new_page();
       }
     }
@@ -196,13 +196,13 @@ class PageBatches {
     batch_.write_tables(random_);
     batch_.slot_mapping.clear();
     if (random_.chance(0.5)) return;
-    // Places of its own choice, some none, and a few for padding.
+    // Slots of its own choice, some none, and a few for padding.
     const int count = batch_.num_rows() + random_.uniform(0, 3);
-    const std::int64_t places = std::int64_t{batch_.geometry.num_pages} * batch_.geometry.page_size;
+    const std::int64_t slots = std::int64_t{batch_.geometry.num_pages} * batch_.geometry.page_size;
     for (int i = 0; i < count; ++i)
       batch_.slot_mapping.push_back(i >= batch_.num_rows() || random_.chance(0.2)
                                         ? -random_.uniform(1, 5)
-                                        : static_cast<std::int64_t>(random_.bits() >> 1) % places);
+                                        : static_cast<std::int64_t>(random_.bits() >> 1) % slots);
   }
 
   Random& random_;

@@ -25,7 +25,7 @@ struct RandomPlanOptions {
   int max_length = 300;         ///< tokens of a segment, at most
   int max_depth = 4;            ///< levels of shared segments
   int max_queries = 1;          ///< query rows per sequence; 1: decode
-  double split_chance = 0.3;    ///< a segment goes on in the middle of its parent's last chunk
+  double split_chance = 0.3;    ///< a segment continues in the middle of its parent's last chunk
   double middle_chance = 0.3;   ///< a segment's first piece begins in the middle of a chunk
   double reserve_chance = 0.5;  ///< a leaf reaches past what its rows see
   int unused_chunks = 3;        ///< chunks that no piece uses
@@ -86,7 +86,7 @@ class PlanBuilder {
   }
 
  private:
-  // A shared segment of `n` sequences: some may end in it, the others go on.
+  // A shared segment of `n` sequences: some may end in it, the others continue.
   void branch(int n, int parent, int position, int depth) {
     const int self = segment(parent, position, random_.uniform(1, options_.max_length), n);
     const chunkattn::PlanView::Segment made = plan_.segments[static_cast<std::size_t>(self)];
@@ -168,14 +168,14 @@ class PlanBuilder {
     return static_cast<int>(plan_.segments.size()) - 1;
   }
 
-  // Chunks in random places, callers' tokens in random order, a write target for each row.
+  // Chunks in random order, callers' tokens in random order, a write target for each row.
   void finish() {
     plan_.num_chunks += options_.unused_chunks;
-    std::vector<std::int32_t> places(static_cast<std::size_t>(plan_.num_chunks));
-    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int32_t>(i);
-    random_.shuffle(places);
+    std::vector<std::int32_t> order(static_cast<std::size_t>(plan_.num_chunks));
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+    random_.shuffle(order);
     for (auto& piece : plan_.pieces)
-      if (piece.chunk >= 0) piece.chunk = places[static_cast<std::size_t>(piece.chunk)];
+      if (piece.chunk >= 0) piece.chunk = order[static_cast<std::size_t>(piece.chunk)];
     random_.shuffle(plan_.row_token);
     plan_.writes.assign(plan_.row_token.size(), {chunkattn::no_chunk, 0});
     for (std::size_t row = 0; row < plan_.row_token.size(); ++row) {
@@ -184,7 +184,7 @@ class PlanBuilder {
       for (int s = plan_.row_segment[row]; s >= 0;
            s = plan_.segments[static_cast<std::size_t>(s)].parent) {
         const auto& segment = plan_.segments[static_cast<std::size_t>(s)];
-        if (segment.num_sequences > 1) continue;  // shared places are written already
+        if (segment.num_sequences > 1) continue;  // shared slots are written already
         for (int p = 0; p < segment.num_pieces; ++p) {
           const auto& piece = plan_.pieces[static_cast<std::size_t>(segment.piece_begin + p)];
           if (position >= piece.position && position < piece.position + piece.length)
@@ -199,7 +199,7 @@ class PlanBuilder {
   Random& random_;
   RandomPlanOptions options_;
   RandomPlan plan_;
-  std::vector<bool> continued_;  // by segment: a child goes on in its last chunk
+  std::vector<bool> continued_;  // by segment: a child continues in its last chunk
 };
 
 }  // namespace detail

@@ -1,5 +1,5 @@
-// A device for tests of steps: instead of K/V each place holds which token of which path was
-// computed there, so that every read can be judged.
+// A device for tests of steps: instead of K/V each slot holds which token of which path was
+// computed there, so that every read can be checked.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Computed {
   friend bool operator==(const Computed&, const Computed&) = default;
 };
 
-/// Runs the plans of one tree in the order in which they were queued, each when it is told to.
+/// Runs the plans of one tree in the order in which they were queued, each when asked.
 template <class Tree>
 class StepDevice {
  public:
@@ -40,9 +40,9 @@ class StepDevice {
 
   /// `vocabulary`: what is sampled is below it.
   explicit StepDevice(Tree& tree, int vocabulary = 1000)
-      : places_(std::make_shared<Places>()), vocabulary_(vocabulary) {
-    tree.set_free_sink([places = places_](chunkattn::ChunkIndex chunk) {
-      for (int i = 0; i < chunk_size; ++i) places->at(chunk, i) = {};
+      : slots_(std::make_shared<Slots>()), vocabulary_(vocabulary) {
+    tree.set_free_sink([slots = slots_](chunkattn::ChunkIndex chunk) {
+      for (int i = 0; i < chunk_size; ++i) slots->at(chunk, i) = {};
     });
   }
 
@@ -89,8 +89,8 @@ class StepDevice {
     jobs_.pop_front();
     for (const chunkattn::PlanView::RowCopy& copy : job.copies)
       for (int i = 0; i < copy.length; ++i) {
-        const Computed row = places_->at(copy.source_chunk, copy.source_begin + i);
-        places_->at(copy.target_chunk, copy.target_begin + i) = row;
+        const Computed row = slots_->at(copy.source_chunk, copy.source_begin + i);
+        slots_->at(copy.target_chunk, copy.target_begin + i) = row;
       }
     for (const Row& row : job.rows) run(job, row);
   }
@@ -99,17 +99,18 @@ class StepDevice {
   }
   /// Forgets what was queued: the device was reset.
   void reset() { jobs_.clear(); }
-  /// The step at this place of the queue never runs; what was queued behind it reads what it finds.
+  /// The step at this position of the queue never runs; what was queued after it reads what it
+  /// finds.
   void lose(std::size_t at) {
     jobs_[at] = {};
     for (std::size_t i = at; i < jobs_.size(); ++i)
-      for (Row& row : jobs_[i].rows) row.judged = false;
+      for (Row& row : jobs_[i].rows) row.checked = false;
   }
-  /// What is queued for the sequence starts on outputs that were given up: nothing of it counts.
+  /// What is queued for the sequence starts on outputs that were discarded: nothing of it counts.
   void supersede(chunkattn::SequenceId sequence) {
     for (Job& job : jobs_)
       for (Row& row : job.rows)
-        if (job.sequences[static_cast<std::size_t>(row.index)] == sequence) row.judged = false;
+        if (job.sequences[static_cast<std::size_t>(row.index)] == sequence) row.checked = false;
   }
   [[nodiscard]] std::size_t num_queued() const { return jobs_.size(); }
 
@@ -123,7 +124,7 @@ class StepDevice {
     return std::move(step).finish();
   }
 
-  /// What was sampled behind the position of a sequence.
+  /// What was sampled after the position of a sequence.
   [[nodiscard]] int sampled(chunkattn::SequenceId sequence, std::int32_t position) const {
     return sampled_.at({sequence, position});
   }
@@ -132,16 +133,16 @@ class StepDevice {
     return sampled(row.sequence, row.position + row.num_rows - 1 - row.num_drafts + output);
   }
 
-  /// Puts the K/V of a range in place, as if it had come from elsewhere.
+  /// Writes the K/V of a range, as if it had come from elsewhere.
   void load(const Sequence& sequence, chunkattn::TokenRange range) {
-    for_each_place(sequence, range, [](Computed& place, const Computed& right) { place = right; });
+    for_each_slot(sequence, range, [](Computed& slot, const Computed& right) { slot = right; });
   }
   /// Positions below num_written() where something else stands.
   [[nodiscard]] int wrong(const Sequence& sequence) {
     int count = 0;
-    for_each_place(
+    for_each_slot(
         sequence, {0, static_cast<std::int32_t>(sequence.num_written())},
-        [&](const Computed& place, const Computed& right) { count += place != right ? 1 : 0; });
+        [&](const Computed& slot, const Computed& right) { count += slot != right ? 1 : 0; });
     return count;
   }
   /// Rows that read, since the start, what was not their path's K/V.
@@ -150,7 +151,7 @@ class StepDevice {
   [[nodiscard]] int num_rows() const { return num_rows_; }
 
  private:
-  struct Places {
+  struct Slots {
     std::vector<Computed> all;
     Computed& at(chunkattn::ChunkIndex chunk, int offset) {
       const auto index = static_cast<std::size_t>(chunk) * chunk_size;
@@ -163,7 +164,7 @@ class StepDevice {
     chunkattn::PlanView::WriteTarget target{};
     int token = 0, kv_len = 0, index = 0;
     chunkattn::SequenceId unknown = chunkattn::SequenceId::none;
-    bool judged = true;
+    bool checked = true;
   };
   struct Job {
     std::vector<chunkattn::PlanView::RowCopy> copies;
@@ -186,7 +187,7 @@ class StepDevice {
       for (const chunkattn::Piece& piece : row.path)
         for (int i = 0; i < piece.length && piece.position + i < end; ++i)
           path[static_cast<std::size_t>(piece.position + i)] =
-              places_->at(piece.chunk, piece.begin + i);
+              slots_->at(piece.chunk, piece.begin + i);
     };
     read(last);
     Computed at;
@@ -197,10 +198,10 @@ class StepDevice {
     }
     const Computed own = at.next(token);
     if (row.target.chunk != chunkattn::no_chunk)
-      places_->at(row.target.chunk, row.target.offset) = own;
+      slots_->at(row.target.chunk, row.target.offset) = own;
     read(row.kv_len);
     right = right && path.back() == own;
-    wrong_reads_ += right || !row.judged ? 0 : 1;
+    wrong_reads_ += right || !row.checked ? 0 : 1;
     const chunkattn::SequenceId sequence = job.sequences[static_cast<std::size_t>(row.index)];
     if (sequence != chunkattn::SequenceId::none)
       sampled_[{sequence, last}] =
@@ -208,18 +209,18 @@ class StepDevice {
   }
 
   template <class F>
-  void for_each_place(const Sequence& sequence, chunkattn::TokenRange range, const F& f) {
+  void for_each_slot(const Sequence& sequence, chunkattn::TokenRange range, const F& f) {
     const auto tokens = sequence.tokens();
     std::vector<Computed> right{{}};
     for (const auto token : tokens) right.push_back(right.back().next(token));
     sequence.for_each_run(range, [&](const chunkattn::Piece& piece) {
       for (int i = 0; i < piece.length; ++i)
-        f(places_->at(piece.chunk, piece.begin + i),
+        f(slots_->at(piece.chunk, piece.begin + i),
           right[static_cast<std::size_t>(piece.position + i + 1)]);
     });
   }
 
-  std::shared_ptr<Places> places_;
+  std::shared_ptr<Slots> slots_;
   std::deque<Job> jobs_;
   std::map<std::pair<chunkattn::SequenceId, std::int32_t>, int> sampled_;
   int vocabulary_, wrong_reads_ = 0, num_rows_ = 0;

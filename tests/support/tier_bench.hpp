@@ -82,18 +82,18 @@ struct Model {
 template <class T>
 struct BenchOf {
   using Cache = KvCache<Cpu, T>;
-  using Below = Tiers<Tree, Cache>;
-  using Options = typename Below::Options;
+  using TreeTiers = Tiers<Tree, Cache>;
+  using Options = typename TreeTiers::Options;
 
   explicit BenchOf(std::vector<std::shared_ptr<TierStore>> stores, Options options = {},
                    std::size_t chunks = 32, TreeOptions sharing = {})
       : num_chunks(chunks), tree(PoolAllocator{.max_chunks = chunks}, sharing) {
     tree.set_free_sink([this](ChunkIndex freed) { cache.poison(freed); });
     if (options.model.empty()) options.model = "m1";
-    below.emplace(tree, cache, std::move(stores), std::move(options));
+    tiers.emplace(tree, cache, std::move(stores), std::move(options));
   }
   ~BenchOf() {
-    below.reset();
+    tiers.reset();
     tree.set_free_sink({});
   }
   /// A prompt runs and leaves.
@@ -102,18 +102,18 @@ struct BenchOf {
     model.compute(s, cache);
     CHECK(model.error(s, cache) == 0);
   }
-  /// Where nobody is live: all cache makes room.
+  /// With no live sequence: all that is cached is evicted.
   void evict_all() {
     {
       const auto all = tree.insert(std::vector<int>(chunk * num_chunks, -1));
     }
     REQUIRE(tree.stats().used_chunks == 0);
   }
-  /// The prompt joins and gets from below what there is. Returns how many of its tokens are there.
+  /// The prompt joins and loads what its tiers have. Returns how many of its tokens are there.
   std::size_t load(const std::vector<int>& prompt, const InsertOptions& how = {},
                    double tolerance = 0) {
     auto s = tree.insert(prompt, how);
-    auto loading = below->load(s);
+    auto loading = tiers->load(s);
     loading.wait(s);
     const std::size_t found = s.num_written();
     CHECK(model.error(s, cache) <= tolerance);
@@ -127,7 +127,7 @@ struct BenchOf {
   Tree tree;
   Cache cache{tree, geometry};
   Model<T> model;
-  std::optional<Below> below;
+  std::optional<TreeTiers> tiers;
 };
 using Bench = BenchOf<float>;
 

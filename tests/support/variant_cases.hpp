@@ -27,7 +27,7 @@ struct VariantShape {
   int num_qo_heads;
 };
 
-/// A number in [-1, 1] that looks random, the same for the same place.
+/// A number in [-1, 1] that looks random, the same for the same index.
 inline float noise(LogitIndex at) {
   auto x = static_cast<std::uint32_t>(at.row * 73 + at.kv_idx * 31 + at.head * 17);
   x = (x ^ (x >> 7)) * 0x9e3779b1u;
@@ -101,7 +101,7 @@ struct AlibiCase {
   }
 };
 
-/// Adds 2 * noise, and minus infinity at some places.
+/// Adds 2 * noise, and minus infinity at some indices.
 struct BiasCase {
   static constexpr std::uint64_t stream = 50;
   static float bias(LogitIndex at) {
@@ -119,7 +119,7 @@ struct BiasCase {
   }
 };
 
-/// Hides a third of all places, and every place from some rows.
+/// Masks a third of all indices, and every index for some rows.
 struct MaskCase {
   static constexpr std::uint64_t stream = 60;
   static bool shows(LogitIndex at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
@@ -201,7 +201,7 @@ struct PairCase {
   PairCase(const PairCase&) = delete;
 };
 
-/// Makes K and V NaN wherever no query head may look: whoever reads it is caught.
+/// Makes K and V NaN wherever no query head may look: a read of it is noticed.
 template <class T>
 void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int group,
                    const ReferenceVariant& definition) {
@@ -212,10 +212,10 @@ void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int g
   };
   for (std::size_t row = 0; row < plan.row_kv_len.size(); ++row)
     for (int key = 0; key < plan.row_kv_len[row]; ++key) {
-      const chunkattn::Piece place = place_of(plan, row, key);
+      const chunkattn::Piece slot = place_of(plan, row, key);
       for (int head = 0; head < kv.num_kv_heads * group; ++head)
         if (definition.visible({plan.row_token[row], plan.row_kv_len[row] - 1, key, head}))
-          seen[index(place.chunk, place.begin, head / group)] = true;
+          seen[index(slot.chunk, slot.begin, head / group)] = true;
     }
   for (int chunk = 0; chunk < kv.num_chunks; ++chunk)
     for (int offset = 0; offset < kv.chunk_size; ++offset)

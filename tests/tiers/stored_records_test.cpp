@@ -43,10 +43,10 @@ std::vector<int> prompt() {
 /// A tree over a directory.
 template <class T>
 struct Setup {
-  using Below = Tiers<Tree, KvCache<Cpu, T>>;
+  using TreeTiers = Tiers<Tree, KvCache<Cpu, T>>;
 
   Setup(const std::string& folder, std::optional<ElementType> stored_as)
-      : below(tree, cache, {std::make_shared<FileTier>(folder, 1 << 20)},
+      : tiers(tree, cache, {std::make_shared<FileTier>(folder, 1 << 20)},
               {.model = "m", .block_tokens = 4, .stored_as = stored_as, .threads = false}) {}
 
   /// Calls f(element, what it is to be) for K and V of what is there.
@@ -66,13 +66,13 @@ struct Setup {
     each(s, s.loadable(), [](T& element, float x) { element = from_float<T>(x); });
     s.mark_loaded(s.loadable());
     s.leave();
-    below.store_all();
-    below.flush();
+    tiers.store_all();
+    tiers.flush();
   }
 
   Tree tree{PoolAllocator{.max_chunks = 8}};
   KvCache<Cpu, T> cache{tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8}};
-  Below below;
+  TreeTiers tiers;
 };
 
 /// Calls f(a setup over the folder, how far K/V may be off) for each form in which K/V is stored.
@@ -104,7 +104,7 @@ TEST_CASE("records that 0.3.0 stored are loaded") {
   for_each_form(folder.path, [](auto&& setup, double tolerance) {
     CAPTURE(tolerance);
     auto s = setup.tree.insert(prompt(), how);
-    setup.below.load(s, /*compute_last=*/false).wait(s);
+    setup.tiers.load(s, /*compute_last=*/false).wait(s);
     REQUIRE(s.num_written() == 12);
     double off = 0;
     setup.each(s, {0, 12}, [&](const auto& element, float x) {
@@ -112,7 +112,7 @@ TEST_CASE("records that 0.3.0 stored are loaded") {
     });
     CHECK(off <= tolerance);
     CHECK((off > 0) == (tolerance > 0));
-    CHECK(setup.below.stats().tiers[0].refused == 0);
+    CHECK(setup.tiers.stats().tiers[0].refused == 0);
   });
   CHECK(records(folder.path) == records(stored_by_0_3_0));
 }
@@ -130,7 +130,7 @@ TEST_CASE("each number of a shape has its place in a name, which 0.3.0 gave as w
   KvCache<Cpu, float> cache(tree,
                             {.num_layers = 2, .num_kv_heads = 3, .head_dim = 16, .value_dim = 8});
   const Folder folder;
-  Tiers<Tree, KvCache<Cpu, float>> below(tree, cache,
+  Tiers<Tree, KvCache<Cpu, float>> tiers(tree, cache,
                                          {std::make_shared<FileTier>(folder.path, 1 << 20)},
                                          {.model = "m", .block_tokens = 4, .threads = false});
   {
@@ -143,8 +143,8 @@ TEST_CASE("each number of a shape has its place in a name, which 0.3.0 gave as w
     });
     s.mark_loaded(s.loadable());
   }
-  below.store_all();
-  below.flush();
+  tiers.store_all();
+  tiers.flush();
   std::vector<std::string> names;
   for (const auto& [name, bytes] : records(folder.path)) names.push_back(name);
   CHECK(names == std::vector<std::string>{"5a55cf249aa064df523202840ab258ba.kv",
@@ -185,9 +185,9 @@ TEST_CASE("all of a checksum counts") {
     }
     for_each_form(folder.path, [](auto&& setup, double) {
       auto s = setup.tree.insert(prompt(), how);
-      setup.below.load(s).wait(s);
+      setup.tiers.load(s).wait(s);
       CHECK(s.num_written() == 0);
-      CHECK(setup.below.stats().tiers[0].refused == 1);
+      CHECK(setup.tiers.stats().tiers[0].refused == 1);
     });
   }
 }
@@ -204,9 +204,9 @@ TEST_CASE("a record of another format is not read, and is counted") {
   }
   for_each_form(folder.path, [](auto&& setup, double) {
     auto s = setup.tree.insert(prompt(), how);
-    setup.below.load(s).wait(s);
+    setup.tiers.load(s).wait(s);
     CHECK(s.num_written() == 0);
-    CHECK(setup.below.stats().tiers[0].refused == 1);
-    CHECK(setup.below.stats().tiers[0].missed == 0);
+    CHECK(setup.tiers.stats().tiers[0].refused == 1);
+    CHECK(setup.tiers.stats().tiers[0].missed == 0);
   });
 }

@@ -1,4 +1,4 @@
-// A tier's directory holds whatever somebody put there, on a disk that is full, under a lock that
+// A tier's directory holds whatever was put there, on a disk that is full, under a lock that
 // is held by who was stopped: all of it costs bounded time and memory, and nothing that is no
 // record is touched.
 #include <doctest/doctest.h>
@@ -177,7 +177,7 @@ TEST_CASE("tiers read no more of a file than the record of their block has") {
   const auto prompt = test::iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   for (const auto& entry : std::filesystem::directory_iterator(folder.path))
     if (entry.path().extension() == ".kv") std::filesystem::resize_file(entry.path(), huge);
   const auto most_used = [] {
@@ -188,7 +188,7 @@ TEST_CASE("tiers read no more of a file than the record of their block has") {
   const auto before = most_used();
   CHECK(b.load(prompt) == 0);
   CHECK(most_used() - before < (huge >> 10) / 8);
-  CHECK(b.below->stats().tiers[0].refused == 1);
+  CHECK(b.tiers->stats().tiers[0].refused == 1);
   CHECK(folder.files() == 7);  // it forgets what it was seen to have wrong
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("what has no record's name is left alone, however much of it there is"
   CHECK(folder.files("") == many + others.size() + 1 + files.num_bytes() / 1000);
 }
 
-TEST_CASE("who is stopped with the lock stops nobody for longer than the limit") {
+TEST_CASE("a process stopped with the lock stops no other for longer than the limit") {
   const Folder folder;
   constexpr std::chrono::milliseconds limit(200);
   TierDirectory files(folder.path, 10000, &ignore, limit);
@@ -296,7 +296,7 @@ TEST_CASE("a lock that was inherited by a child of fork() is its parent's alone"
   CHECK(files.num_bytes() == 40 * 100);
 }
 
-TEST_CASE("a child that was made while the lock was held keeps it from nobody") {
+TEST_CASE("a child that was made while the lock was held keeps it from no other") {
   const Folder folder;
   pid_t child = -1;
   TierDirectory files(folder.path, 1000, [&](const TierStore::Key&, bool) {
@@ -372,14 +372,14 @@ TEST_CASE("a file of sizes that is none") {
   CHECK(files.num_bytes() == 200);
 }
 
-TEST_CASE("a file of sizes that somebody puts another thing in the place of") {
+TEST_CASE("a file of sizes that is replaced by something else") {
   const Folder folder;
   const std::string size = folder.path + "/.size";
   FileTier files(folder.path, 1000);
   for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 100), never));
   std::filesystem::remove(size);
   std::filesystem::create_directories(size + "/within");
-  CHECK_FALSE(files.put(key_of(3), bytes_of(3, 100), never));  // nobody could count it
+  CHECK_FALSE(files.put(key_of(3), bytes_of(3, 100), never));  // it could not be counted
   CHECK_FALSE(files.contains(key_of(3)));
   CHECK(folder.files(".part-") == 0);
   CHECK(*files.get(key_of(1), never) == *bytes_of(1, 100));
@@ -422,7 +422,7 @@ TEST_CASE("a record is counted before it is there") {
   }
 }
 
-TEST_CASE("files that somebody else removes meanwhile make room as well, others do not") {
+TEST_CASE("files that another process removes meanwhile make room as well, others do not") {
   for (const bool is_gone : {true, false}) {
     const Folder folder;
     const std::string path = folder.path + name_of(2);
@@ -600,7 +600,7 @@ TEST_CASE("where the disk is full, the least recently used make room") {
     CHECK(folder.files() == 1);
     CHECK_FALSE(files.put(key_of(1002), bytes_of(0, 100001), never));
     CHECK(folder.files(".part-") == 0);
-    // Somebody else's file leaves room for nothing: that ends, too.
+    // A foreign file leaves room for nothing: that ends, too.
     std::filesystem::remove(folder.path + name_of(1001));
     std::filesystem::resize_file(folder.path + "/.size", 0);
     std::ofstream(folder.path + "/others") << std::string(100000, 'x') << std::flush;

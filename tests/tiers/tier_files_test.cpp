@@ -1,5 +1,5 @@
-// Records as files: bounded, shared by processes, whole or not there, whoever is killed when; and
-// after a restart a chat goes on where it was.
+// Records as files: bounded, shared by processes, whole or not there, which process is killed when;
+// and after a restart a chat continues where it was.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -41,21 +41,21 @@ namespace {
 constexpr int chunk = 8;
 using Tree = PrefixTree<int, chunk, PoolAllocator, Lru>;
 using Cache = KvCache<Cpu, float>;
-using Below = Tiers<Tree, Cache>;
+using TreeTiers = Tiers<Tree, Cache>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
 
 /// A server's life over a directory: it answers a turn and ends. Returns the tokens that came from
-/// below.
+/// the directory.
 std::size_t serve_turn(const std::string& path, const std::vector<int>& chat, float model = 1,
                        const std::string& name = "m", bool write_through = false) {
   Tree tree(PoolAllocator{.max_chunks = 64});
   Cache cache(tree, geometry);
-  Below below(tree, cache, {std::make_shared<FileTier>(path, 1 << 20)},
-              {.model = name, .write_through = write_through});
+  TreeTiers tiers(tree, cache, {std::make_shared<FileTier>(path, 1 << 20)},
+                  {.model = name, .write_through = write_through});
   std::size_t found = 0;
   {
     auto s = tree.insert(chat);
-    auto loading = below.load(s);
+    auto loading = tiers.load(s);
     loading.wait(s);
     found = s.num_written();
     const auto each = [&](TokenRange range, const auto& f) {
@@ -73,10 +73,10 @@ std::size_t serve_turn(const std::string& path, const std::vector<int>& chat, fl
     s.mark_loaded(rest);
   }
   if (write_through)
-    (void)below.advance(1000);
+    (void)tiers.advance(1000);
   else
-    below.store_all();
-  below.flush();
+    tiers.store_all();
+  tiers.flush();
   return found;
 }
 
@@ -198,7 +198,7 @@ TEST_CASE("processes share a directory; those that are killed leave nothing half
       REQUIRE(child >= 0);
       if (child == 0) {
         FileTier own(folder.path, limit);
-        ::alarm(60);  // whoever is forgotten ends by itself
+        ::alarm(60);  // a child that is forgotten ends by itself
         for (std::uint64_t n = static_cast<std::uint64_t>(round * 7 + i);; ++n)
           (void)own.put(key_of(n % keys), bytes_of(n % keys, 10000), never);
       }

@@ -1,5 +1,5 @@
 // Tiers with threads in a child of fork(), which has none of these: they refuse with the reason,
-// hang nowhere and leave the tree as it is; those without threads go on.
+// hang nowhere and leave the tree as it is; those without threads continue.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -40,14 +40,14 @@ const std::string reason =
 /// The number of the first of the calls of tiers that is not refused with the reason; 0: all are.
 int first_allowed(Bench& b, const Tree::Sequence& s) {
   int number = 0;
-  for (const bool is_refused : {test::refused([&] { (void)b.below->load(s); }) == reason,
-                                test::refused([&] { (void)b.below->advance(); }) == reason,
-                                test::refused([&] { b.below->store_all(); }) == reason,
-                                test::refused([&] { b.below->flush(); }) == reason,
-                                test::refused([&] { (void)b.below->is_busy(); }) == reason,
-                                test::refused([&] { (void)b.below->work(); }) == reason,
-                                test::refused([&] { (void)b.below->stats(); }) == reason,
-                                test::refused([&] { b.below->reopen("m2"); }) == reason}) {
+  for (const bool is_refused : {test::refused([&] { (void)b.tiers->load(s); }) == reason,
+                                test::refused([&] { (void)b.tiers->advance(); }) == reason,
+                                test::refused([&] { b.tiers->store_all(); }) == reason,
+                                test::refused([&] { b.tiers->flush(); }) == reason,
+                                test::refused([&] { (void)b.tiers->is_busy(); }) == reason,
+                                test::refused([&] { (void)b.tiers->work(); }) == reason,
+                                test::refused([&] { (void)b.tiers->stats(); }) == reason,
+                                test::refused([&] { b.tiers->reopen("m2"); }) == reason}) {
     ++number;
     if (!is_refused) return number;
   }
@@ -61,34 +61,34 @@ bool can_fork() {
 
 }  // namespace
 
-TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without them") {
+TEST_CASE("in a child tiers refuse with the reason, and the tree continues without them") {
   if (!can_fork()) return;
   const Folder folder;
   auto hanger = std::make_shared<HangingTier>();
-  int heard = 0;
-  const auto observer = std::make_shared<test::RecordingObserver<Bench::Below>>();
+  int num_events = 0;
+  const auto observer = std::make_shared<test::RecordingObserver<Bench::TreeTiers>>();
   Bench b({hanger, std::make_shared<FileTier>(folder.path, 1 << 20)}, {.observer = observer});
-  const CacheEvents events(b.tree, [&](const CacheEvent&, std::span<const int>) { ++heard; });
+  const CacheEvents events(b.tree, [&](const CacheEvent&, std::span<const int>) { ++num_events; });
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   // A thread is in the middle of a call, and of what the other does there is no saying.
   hanger->hangs = HangingTier::all;
   auto s = b.tree.insert(prompt);
-  std::optional loading = b.below->load(s);
+  std::optional loading = b.tiers->load(s);
   auto other = b.tree.insert(iota(500, 64));
-  auto not_polled = b.below->load(other);
+  auto not_polled = b.tiers->load(other);
   hanger->wait_until_it_hangs();
   const std::size_t num_paths = observer->path_lengths().size();
   CHECK(num_paths > 0);
   CHECK(test::in_child([&] { return first_allowed(b, s); }) == 0);
   CHECK(test::in_child([&] {
-          heard = 0;
+          num_events = 0;
           if (loading->poll(s)) return 1;
           loading.reset();
           loading.emplace();
-          b.below->computed(100, 0.1);
+          b.tiers->computed(100, 0.1);
           b.model.compute(s, b.cache);
           if (b.model.error(s, b.cache) != 0) return 2;
           {
@@ -99,9 +99,9 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
             const auto gone = std::move(other);
           }
           b.evict_all();
-          if (heard == 0 || observer->path_lengths().size() != num_paths) return 3;
+          if (num_events == 0 || observer->path_lengths().size() != num_paths) return 3;
           check_invariants(b.tree);
-          b.below.reset();
+          b.tiers.reset();
           b.run(iota(900, 30));
           return 0;
         }) == 0);
@@ -111,16 +111,16 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
           {
             const auto gone = std::move(s);
           }
-          b.below.reset();
-          b.below.emplace(b.tree, b.cache,
+          b.tiers.reset();
+          b.tiers.emplace(b.tree, b.cache,
                           std::vector<std::shared_ptr<TierStore>>{
                               std::make_shared<FileTier>(folder.path, 1 << 20)},
                           Bench::Options{.model = "m1"});
           b.tree.clear();
-          b.below->reopen("m1");
+          b.tiers->reopen("m1");
           return b.load(prompt) == 63 ? 0 : 1;
         }) == 0);
-  // The parent has heard nothing of that.
+  // The parent has got no event of that.
   hanger->hangs = 0;
   loading->wait(s);
   CHECK(s.num_written() == 63);
@@ -130,24 +130,24 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
 TEST_CASE("a child may come at any moment of the threads") {
   if (!can_fork()) return;
   Bench b({memory(), memory()},
-          {.observer = std::make_shared<test::RecordingObserver<Bench::Below>>()});
+          {.observer = std::make_shared<test::RecordingObserver<Bench::TreeTiers>>()});
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   const int rounds = test::scaled(100);
   for (int i = 1; i <= rounds; ++i) {
     b.run(iota(1000 * i, 64));
-    b.evict_all();  // it goes down meanwhile
+    b.evict_all();  // it is offloaded meanwhile
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
+    auto loading = b.tiers->load(s);
     CHECK(test::in_child([&] {
             if (first_allowed(b, s) != 0 || loading.poll(s)) return 1;
             {
               const auto gone = std::move(s);
             }
             b.evict_all();
-            b.below.reset();
+            b.tiers.reset();
             return 0;
           }) == 0);
     loading.wait(s);
@@ -157,17 +157,17 @@ TEST_CASE("a child may come at any moment of the threads") {
 
 TEST_CASE("in a child nothing waits for locks that its parent's threads had") {
   if (!can_fork()) return;
-  const auto observer = std::make_shared<test::RecordingObserver<Bench::Below>>();
+  const auto observer = std::make_shared<test::RecordingObserver<Bench::TreeTiers>>();
   Bench b({memory()}, {.max_prefetched = 1, .observer = observer});
   const auto prompt = iota(0, 64);
   for (int i = 0; i < 20; ++i) {
     b.run(iota(1000 * i, 64));
     b.evict_all();
   }
-  b.below->flush();
+  b.tiers->flush();
   auto s = b.tree.insert(prompt);
-  auto loading = b.below->load(s);
-  while (b.below->stats().tiers[0].loaded == 0) std::this_thread::yield();
+  auto loading = b.tiers->load(s);
+  while (b.tiers->stats().tiers[0].loaded == 0) std::this_thread::yield();
   b.run(iota(500, 64));
   std::atomic<bool> is_over = false;
   std::thread other([&] {  // it mostly has the observer's lock
@@ -181,7 +181,7 @@ TEST_CASE("in a child nothing waits for locks that its parent's threads had") {
                   const auto gone = std::move(s);
                 }
                 b.evict_all();
-                b.below.reset();
+                b.tiers.reset();
                 return 0;
               },
               5) == 0);
@@ -189,16 +189,16 @@ TEST_CASE("in a child nothing waits for locks that its parent's threads had") {
   other.join();
 }
 
-TEST_CASE("tiers without threads go on in a child") {
+TEST_CASE("tiers without threads continue in a child") {
   if (!can_fork()) return;
   Bench b({memory()}, {.threads = false});
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
   const auto goes_on = [&] {
-    b.below->flush();
+    b.tiers->flush();
     if (b.load(prompt) != 63) return 1;
-    b.below.reset();
+    b.tiers.reset();
     return 0;
   };
   CHECK(test::in_child(goes_on) == 0);

@@ -1,4 +1,4 @@
-// Tiers of which one hangs: those beside it go on, up and down.
+// Tiers of which one hangs: those beside it continue, loading and storing.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -36,21 +36,22 @@ struct LetGo {
   HangingTier& tier_;
 };
 /// What hung was let go: until all is done.
-void settle(Bench& b) {
+void wait_until_idle(Bench& b) {
   const auto start = Clock::now();
-  while (b.below->is_busy() && seconds_since(start) < 20) std::this_thread::yield();
-  CHECK_FALSE(b.below->is_busy());
+  while (b.tiers->is_busy() && seconds_since(start) < 20) std::this_thread::yield();
+  CHECK_FALSE(b.tiers->is_busy());
 }
-/// All of a prompt goes down.
+/// All of a prompt is offloaded.
 void put_down(Bench& b, const std::vector<int>& prompt) {
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
 }
 
 }  // namespace
 
-TEST_CASE("a load goes on where the tier that hangs would have come first, and the next at once") {
+TEST_CASE(
+    "a load continues where the tier that hangs would have come first, and the next at once") {
   struct Way {
     HangingTier::Call call;
     bool listens;
@@ -82,21 +83,21 @@ TEST_CASE("a load goes on where the tier that hangs would have come first, and t
       }
       // Its part of the wait, once; then it is not waited for.
       CHECK(b.load(iota(0, 160)) == 159);
-      CHECK(b.below->stats().tiers[hanging].not_worth == 19);
+      CHECK(b.tiers->stats().tiers[hanging].not_worth == 19);
       b.evict_all();
       const int gets = hanger->num_gets;
       CHECK(b.load(iota(1000, 160)) == 159);
-      CHECK(b.below->stats().tiers[hanging].not_worth == 39);
+      CHECK(b.tiers->stats().tiers[hanging].not_worth == 39);
       CHECK(hanger->num_gets == gets);
-      CHECK(b.below->stats().loads_late == 0);
+      CHECK(b.tiers->stats().loads_late == 0);
       // Until it comes back.
       hanger->hangs = 0;
       b.evict_all();
-      settle(b);
+      wait_until_idle(b);
       for (int i = 2; i < (way.call == HangingTier::gets ? 9 : 3); ++i) {
         CHECK(b.load(iota(1000 * i, 160)) == 159);
         b.evict_all();
-        b.below->flush();
+        b.tiers->flush();
       }
       CHECK(hanger->num_gets >= gets + 20);
     }
@@ -116,13 +117,13 @@ TEST_CASE("puts that a tier takes do not hide that its gets hang") {
   for (int i = 0; i < 3; ++i) {
     CHECK(b.load(iota(1000 * i, 160)) == 159);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
   }
   CHECK(hanger->num_gets == 1);
-  CHECK(b.below->stats().tiers[0].stored == 60);
+  CHECK(b.tiers->stats().tiers[0].stored == 60);
 }
 
-TEST_CASE("what a call gives that was given up is not taken for the next block") {
+TEST_CASE("what a cancelled call gives is not taken for the next block") {
   auto hanger = std::make_shared<HangingTier>();
   auto last = memory();
   const auto prompt = iota(0, 160);
@@ -131,7 +132,7 @@ TEST_CASE("what a call gives that was given up is not taken for the next block")
   const LetGo let_go(*hanger);
   hanger->hangs = HangingTier::gets;
   auto s = b.tree.insert(prompt);
-  auto loading = b.below->load(s);
+  auto loading = b.tiers->load(s);
   hanger->wait_until_it_hangs();
   std::size_t there = 0;
   while (there == 0 && loading.poll(s)) there = s.num_written();
@@ -143,19 +144,19 @@ TEST_CASE("what a call gives that was given up is not taken for the next block")
   CHECK(s.num_written() == 159);
   CHECK(b.model.error(s, b.cache) == 0);
   // What both have comes from the faster one again.
-  const auto before = b.below->stats();
+  const auto before = b.tiers->stats();
   CHECK(before.tiers[1].loaded > 0);
   b.model.compute(s, b.cache);
   {
     const auto gone = std::move(s);
   }
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(b.load(prompt) == 159);
-  CHECK(b.below->stats().tiers[1].loaded == before.tiers[1].loaded);
+  CHECK(b.tiers->stats().tiers[1].loaded == before.tiers[1].loaded);
 }
 
-TEST_CASE("the last tier hangs: a load is given up, others are not asked of it") {
+TEST_CASE("the last tier hangs: a load is cancelled, others are not asked of it") {
   auto hanger = std::make_shared<HangingTier>();
   auto first = memory();
   {
@@ -168,14 +169,15 @@ TEST_CASE("the last tier hangs: a load is given up, others are not asked of it")
   for (int i = 0; i < 6; ++i) {
     CHECK(b.load(iota(1000 * i, 160)) == 80);
     b.evict_all();
-    CHECK(b.below->stats().loads_late == 1);
-    CHECK(b.below->stats().tiers[1].not_worth == static_cast<std::uint64_t>(i));
+    CHECK(b.tiers->stats().loads_late == 1);
+    CHECK(b.tiers->stats().tiers[1].not_worth == static_cast<std::uint64_t>(i));
   }
   CHECK(hanger->num_gets == 1);
-  CHECK(b.below->stats().tiers[0].loaded == 60);
+  CHECK(b.tiers->stats().tiers[0].loaded == 60);
 }
 
-TEST_CASE("what goes down reaches the tiers beside the one that hangs, for as long as that lasts") {
+TEST_CASE(
+    "what is offloaded reaches the tiers beside the one that hangs, for as long as that lasts") {
   constexpr std::size_t block = std::size_t{chunk} * 2 * 2 * 2 * 8 * 4;
   for (const std::size_t hanging : {0u, 1u, 2u}) {
     CAPTURE(hanging);
@@ -189,40 +191,40 @@ TEST_CASE("what goes down reaches the tiers beside the one that hangs, for as lo
       b.run(iota(1000 * round, 160));
       b.evict_all();
       const auto start = Clock::now();
-      b.below->flush();  // does not wait for it
+      b.tiers->flush();  // does not wait for it
       CHECK(seconds_since(start) < 5);
     }
-    auto stats = b.below->stats();
+    auto stats = b.tiers->stats();
     CHECK(stats.gathered == 160);
     CHECK(stats.dropped == 0);
     for (std::size_t t = 0; t < 3; ++t) {
       CHECK(stats.tiers[t].stored == (t == hanging ? 0 : 160));
       CHECK(stats.tiers[t].put_failed == (t == hanging ? 140 : 0));  // it has its share to do
     }
-    CHECK(b.below->is_busy());
+    CHECK(b.tiers->is_busy());
     hanger->hangs = 0;
-    settle(b);
-    CHECK(b.below->stats().tiers[hanging].stored == 20);
+    wait_until_idle(b);
+    CHECK(b.tiers->stats().tiers[hanging].stored == 20);
   }
 }
 
-TEST_CASE("all that is cached goes down beside a tier that hangs") {
+TEST_CASE("all that is cached is offloaded beside a tier that hangs") {
   constexpr std::size_t block = std::size_t{chunk} * 2 * 2 * 2 * 8 * 4;
   auto hanger = std::make_shared<HangingTier>();
   Bench b({memory(), hanger}, {.max_queued_bytes = 2 * 2 * block, .max_wait_seconds = 0.1});
   const LetGo let_go(*hanger);
   hanger->hangs = HangingTier::puts;
   b.run(iota(0, 160));
-  b.below->store_all();
-  b.below->flush();
-  const auto stats = b.below->stats();
+  b.tiers->store_all();
+  b.tiers->flush();
+  const auto stats = b.tiers->stats();
   CHECK(stats.tiers[0].stored == 20);
   CHECK(stats.tiers[0].put_failed == 0);
   CHECK(stats.tiers[1].put_failed == 18);
   CHECK(stats.dropped == 0);
 }
 
-TEST_CASE("what was found below does not pile up before a tier that hangs") {
+TEST_CASE("what was found in a lower tier does not pile up before a tier that hangs") {
   constexpr std::size_t block = std::size_t{chunk} * 2 * 2 * 2 * 8 * 4;
   auto hanger = std::make_shared<HangingTier>();
   auto last = memory();
@@ -239,12 +241,12 @@ TEST_CASE("what was found below does not pile up before a tier that hangs") {
     b.evict_all();
   }
   hanger->hangs = 0;
-  settle(b);
+  wait_until_idle(b);
   CHECK(hanger->memory.num_bytes() > 2 * block);
   CHECK(hanger->memory.num_bytes() < 4 * (block + 1000));
 }
 
-TEST_CASE("tiers go while one hangs that hears that nobody waits") {
+TEST_CASE("tiers go while one hangs that sees that no load waits") {
   auto hanger = std::make_shared<HangingTier>();
   hanger->listens = true;
   hanger->hangs = HangingTier::puts | HangingTier::gets;
@@ -258,9 +260,9 @@ TEST_CASE("tiers go while one hangs that hears that nobody waits") {
   {
     Bench b({hanger, memory()});
     auto s = b.tree.insert(iota(0, 64));
-    auto loading = b.below->load(s);
+    auto loading = b.tiers->load(s);
     hanger->wait_until_it_hangs();
-    b.below.reset();
+    b.tiers.reset();
     CHECK_FALSE(loading.poll(s));
   }
   CHECK(seconds_since(start) < 10);

@@ -34,7 +34,7 @@ using test::TierFault;
 
 namespace {
 
-using Observer = test::RecordingObserver<Bench::Below>;
+using Observer = test::RecordingObserver<Bench::TreeTiers>;
 
 /// A tree over tiers that an observer follows.
 struct Followed {
@@ -48,7 +48,7 @@ struct Followed {
   void store(const std::vector<int>& prompt, const InsertOptions& how = {}) {
     b.run(prompt, how);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
   }
   /// Of all blocks that were expected, a store has those that it was seen to have.
   void check_holds(std::size_t tier, TierStore& store) const {
@@ -86,7 +86,7 @@ TEST_CASE("a block is expected with its path before it is stored, and until it i
   }
   CHECK(f.observer->num_expected() == 3);  // nothing is stored yet
   for (const auto& key : keys) CHECK_FALSE(f.observer->has(0, key));
-  f.b.below->flush();
+  f.b.tiers->flush();
   CHECK(f.observer->num_expected() == 0);
   for (const auto& key : keys) {
     CHECK(store->contains(key));
@@ -102,13 +102,13 @@ TEST_CASE("what is loaded is expected until it has come, and promoted where that
   for (const auto& [text, block] : f.observer->blocks()) fast->erase(block.key);
   auto s = f.b.tree.insert(prompt);
   {
-    auto load = f.b.below->load(s);
+    auto load = f.b.tiers->load(s);
     CHECK(f.observer->path_lengths().back() == 3);
     CHECK(f.observer->num_expected() == 1);
-    while (f.b.below->stats().tiers[1].loaded < 3) REQUIRE(f.b.below->work());
+    while (f.b.tiers->stats().tiers[1].loaded < 3) REQUIRE(f.b.tiers->work());
   }
   CHECK(f.observer->num_expected() == 1);  // of a record that is on its way to the first tier
-  f.b.below->flush();
+  f.b.tiers->flush();
   CHECK(f.observer->num_expected() == 0);
   f.check_holds(0, *fast);
   f.check_holds(1, *slow);
@@ -124,7 +124,7 @@ TEST_CASE("a load that begins within a path is expected from the start of that")
   f.b.run(iota(0, 20));
   auto s = f.b.tree.insert(iota(0, 64));
   CHECK(s.num_written() == 20);
-  auto load = f.b.below->load(s);
+  auto load = f.b.tiers->load(s);
   CHECK(f.observer->path_lengths().back() == 8);
   load.wait(s);
   CHECK(s.num_written() == 63);
@@ -153,26 +153,26 @@ TEST_CASE("whatever happens, what a tier was seen to have is what it has") {
                               .public_length = static_cast<std::size_t>(below(3) * 13)};
       {
         auto s = f.b.tree.insert(prompt, how);
-        auto load = f.b.below->load(s);
+        auto load = f.b.tiers->load(s);
         if (below(5) > 0) load.wait(s);
         load.cancel();
         f.b.model.compute(s, f.b.cache);
         CHECK(f.b.model.error(s, f.b.cache) == 0);
       }
-      if (below(4) == 0) (void)f.b.below->advance();
-      if (below(60) == 0) f.b.below->store_all();
+      if (below(4) == 0) (void)f.b.tiers->advance();
+      if (below(60) == 0) f.b.tiers->store_all();
       if (below(100) == 0) {
         f.b.tree.clear();
-        f.b.below->reopen("after " + std::to_string(round));  // other weights: nothing fits
+        f.b.tiers->reopen("after " + std::to_string(round));  // other weights: nothing fits
       }
       if (below(10) > 0) continue;
-      f.b.below->flush();
+      f.b.tiers->flush();
       f.check_holds(0, *small);
       f.check_holds(1, *large);
     }
-    f.b.below->flush();
+    f.b.tiers->flush();
     CHECK(f.observer->num_lost() > 100);
-    f.b.below.reset();
+    f.b.tiers.reset();
     CHECK(f.observer->num_expected() == 0);
   }
 }
@@ -185,28 +185,28 @@ TEST_CASE("what is in a directory is seen when it is looked for") {
     Bench b({std::make_shared<FileTier>(folder.string(), 1 << 20)});
     b.run(prompt);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
   }
   auto files = std::make_shared<FileTier>(folder.string(), 1 << 20);
   {
     Followed f({files});
     CHECK(f.b.load(iota(0, 30)) == 24);
-    f.b.below->flush();
+    f.b.tiers->flush();
     CHECK(f.observer->num_stored(0) == 3);
     f.check_holds(0, *files);
     SUBCASE("before it would be put there") {
       f.store(prompt);
       CHECK(f.observer->num_stored(0) == 8);
-      CHECK(f.b.below->stats().tiers[0].stored == 0);
+      CHECK(f.b.tiers->stats().tiers[0].stored == 0);
       f.check_holds(0, *files);
     }
     SUBCASE("also that another process removed it") {
       std::filesystem::remove_all(folder);
       f.b.evict_all();
-      f.b.below->flush();
+      f.b.tiers->flush();
       CHECK(f.observer->num_stored(0) == 3);
       CHECK(f.b.load(iota(0, 30)) == 0);
-      f.b.below->flush();
+      f.b.tiers->flush();
       CHECK(f.observer->num_stored(0) == 2);
     }
   }
@@ -232,7 +232,7 @@ TEST_CASE("of a store that publishes nothing itself its answers count") {
   f.check_holds(0, *silent);
   silent->lose_all();
   CHECK(f.b.load(prompt) == 0);
-  f.b.below->flush();
+  f.b.tiers->flush();
   CHECK(f.observer->num_stored(0) == 7);  // the first was asked for, no other
   silent->next = [](std::uint64_t&) { return TierFault::full; };
   f.store(iota(500, 64));
@@ -248,11 +248,11 @@ TEST_CASE("a store that answers wrongly, or not at all") {
   faulty->next = [](std::uint64_t&) { return TierFault::fails; };
   CHECK(f.b.load(prompt) == 0);
   f.b.evict_all();
-  f.b.below->flush();
-  CHECK(f.observer->num_stored(0) == 8);  // nobody said that it is not there
+  f.b.tiers->flush();
+  CHECK(f.observer->num_stored(0) == 8);  // no call said that it is not there
   faulty->next = [](std::uint64_t&) { return TierFault::truncated; };
   CHECK(f.b.load(prompt) == 0);
-  f.b.below->flush();
+  f.b.tiers->flush();
   CHECK(f.observer->num_stored(0) == 7);  // damaged: it was erased
   CHECK(f.observer->num_lost() == 1);
   f.check_holds(0, *faulty);
@@ -265,20 +265,20 @@ TEST_CASE("that nothing of before is found is said at once") {
   CHECK(f.observer->num_cleared() == 0);
   f.b.tree.clear();
   CHECK(f.observer->num_cleared() == 1);
-  f.b.below->reopen("m2");
+  f.b.tiers->reopen("m2");
   CHECK(f.b.load(iota(0, 64)) == 0);
   CHECK(f.observer->num_cleared() == 1);
-  CHECK(f.observer->num_stored(0) == 8);  // and nobody says that they are not there
+  CHECK(f.observer->num_stored(0) == 8);  // and no call says that they are not there
 }
 
-TEST_CASE("what is there is said again where the same model goes on") {
+TEST_CASE("what is there is reported again where the same model continues") {
   Followed f({memory()});
   f.store(iota(0, 64));
-  f.b.tree.clear();  // whoever follows has forgotten all blocks
-  f.b.below->reopen("m1");
+  f.b.tree.clear();  // the observer has forgotten all blocks
+  f.b.tiers->reopen("m1");
   f.store(iota(0, 64));
-  CHECK(f.b.below->stats().gathered == 16);
-  CHECK(f.b.below->stats().tiers[0].stored == 8);
+  CHECK(f.b.tiers->stats().gathered == 16);
+  CHECK(f.b.tiers->stats().tiers[0].stored == 8);
 }
 
 TEST_CASE("two trees share a store: each observer sees what becomes of its blocks") {
@@ -289,14 +289,15 @@ TEST_CASE("two trees share a store: each observer sees what becomes of its block
       Followed& one = i % 2 == 0 ? a : b;
       one.b.run(iota(100 * (i / 3), 40));
       one.b.evict_all();
-      if (i % 5 == 0) one.b.below->flush();
+      if (i % 5 == 0) one.b.tiers->flush();
     }
-    for (Followed* one : {&a, &b}) one->b.below->flush();
+    for (Followed* one : {&a, &b}) one->b.tiers->flush();
     a.check_holds(0, *store);
     b.check_holds(0, *store);
     CHECK(a.observer->num_lost() > 0);
   }
-  CHECK(store->put({1, 2}, std::make_shared<const std::vector<std::byte>>(10), {}));  // to nobody
+  CHECK(store->put({1, 2}, std::make_shared<const std::vector<std::byte>>(10),
+                   {}));  // without a subscriber
 }
 
 TEST_CASE("a path that is public is so to its last block") {
@@ -347,12 +348,12 @@ TEST_CASE("what a store says while it is asked counts for more than its answer")
   CHECK(seen.back() == std::pair(key, true));
 }
 
-TEST_CASE("what the last tier lost goes down again") {
+TEST_CASE("what the last tier lost is offloaded again") {
   const auto prompt = iota(0, 64);
   const auto down = [](Bench& b, const std::vector<int>& tokens) {
     b.run(tokens);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
   };
   SUBCASE("it made room for others") {
     auto few = std::make_shared<FaultyTier>();
@@ -395,7 +396,7 @@ TEST_CASE("what the last tier lost goes down again") {
     last->lose_all();
     CHECK(b.load(prompt) == 63);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     CHECK(last->size() == 8);
   }
   SUBCASE("it did not say so: that is seen when it is asked") {
@@ -406,16 +407,16 @@ TEST_CASE("what the last tier lost goes down again") {
     silent->lose_all();
     CHECK(b.load(prompt) == 0);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     CHECK(b.load(prompt) == 8);  // the first was asked for, no other
   }
   SUBCASE("what is there is not copied again") {
     auto store = std::make_shared<FaultyTier>();
     Bench b({store});
     for (int round = 0; round < 3; ++round) down(b, prompt);
-    CHECK(b.below->stats().gathered == 8);
+    CHECK(b.tiers->stats().gathered == 8);
     store->lose_all();
     for (int round = 0; round < 3; ++round) down(b, prompt);
-    CHECK(b.below->stats().gathered == 16);
+    CHECK(b.tiers->stats().gathered == 16);
   }
 }

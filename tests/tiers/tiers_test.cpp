@@ -1,5 +1,5 @@
-// Tiers below a tree: what is evicted comes back bit for bit, to whom it belongs and to nobody
-// else; whatever a tier does wrong costs time only.
+// Tiers below a tree: what is evicted comes back bit for bit, to whom it belongs and to no
+// other; whatever a tier does wrong costs time only.
 #include "chunkattn/tiers/tiers.hpp"
 
 #include <doctest/doctest.h>
@@ -42,10 +42,10 @@ TEST_CASE("what was evicted comes back bit for bit") {
     const auto prompt = iota(0, 101);
     b.run(prompt);
     b.evict_all();
-    b.below->flush();
-    CHECK(b.below->stats().gathered == 12);
+    b.tiers->flush();
+    CHECK(b.tiers->stats().gathered == 12);
     CHECK(b.load(prompt) == 96);
-    CHECK(b.below->stats().loaded_tokens == 96);
+    CHECK(b.tiers->stats().loaded_tokens == 96);
     CHECK(b.load(iota(0, 96)) == 96);  // cached now
     b.evict_all();
     CHECK(b.load(iota(0, 96)) == 95);  // its last token is computed
@@ -54,15 +54,15 @@ TEST_CASE("what was evicted comes back bit for bit") {
   }
 }
 
-TEST_CASE("a part of a block is put in place where the rest is cached") {
+TEST_CASE("a part of a block is loaded where the rest is cached") {
   Bench b({memory()});
   auto long_one = iota(0, 64);
   b.run(long_one);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   for (std::size_t cut = 1; cut < 64; cut += 3) {
     const auto prompt = iota(0, cut);
-    b.run(prompt);  // the rest is below
+    b.run(prompt);  // the rest is in the tier
     CHECK(b.load(long_one) == 63);
     b.evict_all();
   }
@@ -79,7 +79,7 @@ TEST_CASE("blocks need not be chunks") {
     b.run(iota(0, 37));  // so that chunks are cut
     b.run(prompt);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     CHECK(b.load(prompt) == std::min<std::size_t>(99, 100 / static_cast<std::size_t>(block) *
                                                           static_cast<std::size_t>(block)));
   }
@@ -92,7 +92,7 @@ TEST_CASE("tenants and adapters find their own only, and what is public") {
   const InsertOptions mine{.name_space = {.tenant = 1}, .public_length = 29};
   b.run(prompt, mine);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(b.load(prompt, mine) == 63);
   b.evict_all();
   CHECK(b.load(prompt, {.name_space = {.tenant = 2}, .public_length = 29}) == 24);
@@ -109,15 +109,15 @@ TEST_CASE("tenants and adapters find their own only, and what is public") {
 TEST_CASE("tenants that have no name in common are not stored") {
   Bench b({memory()}, {.identity = [](const Namespace& space) -> std::optional<std::string> {
             if (space.tenant == 9) return std::nullopt;
-            return space.tenant < 3 ? "a" : "b";  // whoever calls them the same says so
+            return space.tenant < 3 ? "a" : "b";  // those with the same name share
           }});
   const auto prompt = iota(0, 64);
   for (const std::uint64_t tenant : {std::uint64_t{9}, std::uint64_t{1}}) {
     b.run(prompt, {.name_space = {.tenant = tenant}});
     b.evict_all();
   }
-  b.below->flush();
-  CHECK(b.below->stats().gathered == 8);
+  b.tiers->flush();
+  CHECK(b.tiers->stats().gathered == 8);
   CHECK(b.load(prompt, {.name_space = {.tenant = 9}}) == 0);
   b.evict_all();
   CHECK(b.load(prompt, {.name_space = {.tenant = 3}}) == 0);
@@ -131,8 +131,8 @@ TEST_CASE_TEMPLATE("K/V of 16 bits, and rounded to 8", T, half, bfloat16, float)
     BenchOf<T> b({store}, {.stored_as = stored});
     b.run(prompt);
     b.evict_all();
-    b.below->flush();
-    // Of rows up to 8: half a step of 8 / 127, or of 3 bits behind the point.
+    b.tiers->flush();
+    // Of rows up to 8: half a step of 8 / 127, or of 3 bits after the point.
     const double tolerance = !stored                        ? 0
                              : *stored == ElementType::int8 ? 8.0 / 127 / 2 + 0.05
                                                             : 8.0 / 16 + 0.05;
@@ -149,8 +149,8 @@ TEST_CASE("a row that 8 bits cannot hold is not stored") {
     s.mark_loaded({0, 16});
   }
   b.evict_all();
-  b.below->flush();
-  CHECK(b.below->stats().tiers[0].put_failed == 2);
+  b.tiers->flush();
+  CHECK(b.tiers->stats().tiers[0].put_failed == 2);
   CHECK(b.load(iota(0, 16)) == 0);
 }
 
@@ -165,9 +165,9 @@ TEST_CASE("rows of zeros, or of next to nothing, come back from 8 bits") {
         s.mark_loaded({0, 16});
       }
       b.evict_all();
-      b.below->flush();
+      b.tiers->flush();
       auto s = b.tree.insert(iota(0, 16));
-      auto loading = b.below->load(s);
+      auto loading = b.tiers->load(s);
       loading.wait(s);
       CHECK(s.num_written() == 15);
       b.model.each(s, {0, static_cast<std::int32_t>(s.num_written())}, b.cache,
@@ -181,7 +181,7 @@ TEST_CASE("a tenant's chunks are found where the public part ends within one") {
   const InsertOptions how{.name_space = {.tenant = 1}, .public_length = 29};
   b.run(prompt, how);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(b.load(prompt, how) > 55);
 }
 
@@ -222,11 +222,11 @@ TEST_CASE("others wait for what a sequence loads") {
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   auto first = b.tree.insert(prompt), second = b.tree.insert(prompt);
-  auto loading = b.below->load(first);
+  auto loading = b.tiers->load(first);
   REQUIRE(loading);
-  CHECK_FALSE(b.below->load(second));  // it has nothing to put in place
+  CHECK_FALSE(b.tiers->load(second));  // it has nothing to load
   CHECK(second.num_pending() > 0);
   CHECK(second.waits_for() == first.id());
   {
@@ -237,7 +237,7 @@ TEST_CASE("others wait for what a sequence loads") {
   }
   for (int i = 0; loading.poll(first); ++i) {
     REQUIRE(i < 100);
-    (void)b.below->work();
+    (void)b.tiers->work();
   }
   CHECK(first.num_written() == 63);
   CHECK(second.num_pending() == 1);
@@ -245,19 +245,19 @@ TEST_CASE("others wait for what a sequence loads") {
   CHECK(second.num_written() == 63);
 }
 
-TEST_CASE("a load that is given up leaves its sequence to computing") {
+TEST_CASE("a load that is cancelled leaves its sequence to computing") {
   auto store = std::make_shared<FaultyTier>();
   Bench b({store}, {.threads = false});
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   SUBCASE("the load goes") {
     auto s = b.tree.insert(prompt);
     {
-      auto loading = b.below->load(s);
+      auto loading = b.tiers->load(s);
     }
-    b.below->flush();
+    b.tiers->flush();
     CHECK(store->gets == 0);
     b.model.compute(s, b.cache);
     CHECK(b.model.error(s, b.cache) == 0);
@@ -265,20 +265,20 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
   SUBCASE("the sequence is added to a step") {
     AttentionPlan plan;
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
-    b.below->flush();
+    auto loading = b.tiers->load(s);
+    b.tiers->flush();
     auto step = b.tree.begin_step();
     REQUIRE(step.add(s));
     CHECK_FALSE(loading.poll(s));
-    CHECK(b.below->stats().loaded_tokens == 0);
+    CHECK(b.tiers->stats().loaded_tokens == 0);
     (void)plan.build(step);
     (void)std::move(step).finish();
     check_invariants(b.tree);
   }
   SUBCASE("the sequence becomes another") {
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
-    b.below->flush();
+    auto loading = b.tiers->load(s);
+    b.tiers->flush();
     s.truncate(20);
     s.append(iota(500, 44));
     CHECK_FALSE(loading.poll(s));
@@ -286,24 +286,24 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
   }
   SUBCASE("new weights") {
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
-    b.below->flush();
+    auto loading = b.tiers->load(s);
+    b.tiers->flush();
     b.tree.clear();
     CHECK_FALSE(loading.poll(s));
     CHECK(s.num_written() == 0);
   }
   SUBCASE("the tiers go") {
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
-    b.below.reset();
+    auto loading = b.tiers->load(s);
+    b.tiers.reset();
     CHECK_FALSE(loading.poll(s));
     auto other = std::move(loading);
     other.cancel();
   }
   SUBCASE("a part is there") {
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
-    b.below->flush();
+    auto loading = b.tiers->load(s);
+    b.tiers->flush();
     (void)loading.poll(s);
     const std::size_t there = s.num_written();
     CHECK(there > 0);
@@ -313,17 +313,17 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
   }
 }
 
-TEST_CASE("a load that another is moved onto is given up") {
+TEST_CASE("a load that another is moved onto is cancelled") {
   const auto store = std::make_shared<FaultyTier>();
   Bench b({store}, {.threads = false});
   const auto prompt = iota(0, 64), other = iota(1000, 64);
   b.run(prompt);
   b.run(other);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   auto first = b.tree.insert(prompt), second = b.tree.insert(other);
-  auto loading = b.below->load(first);
-  loading = b.below->load(second);
+  auto loading = b.tiers->load(first);
+  loading = b.tiers->load(second);
   auto& self = loading;
   loading = std::move(self);
   loading.wait(second);
@@ -337,11 +337,11 @@ TEST_CASE("a load ends where its sequence was cut back before what comes") {
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   auto s = b.tree.insert(prompt);
-  auto loading = b.below->load(s);
+  auto loading = b.tiers->load(s);
   while (s.num_written() < 24) {
-    CHECK(b.below->work());
+    CHECK(b.tiers->work());
     REQUIRE(loading.poll(s));
   }
   s.truncate(12);
@@ -357,34 +357,34 @@ TEST_CASE("a load ends where its sequence has to provide what is before what com
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   auto first = b.tree.insert(iota(0, 24)), second = b.tree.insert(prompt);
   REQUIRE(second.loadable().begin == 24);
-  auto loading = b.below->load(second);
+  auto loading = b.tiers->load(second);
   first.leave();  // it has not computed what both have
   REQUIRE(second.loadable().begin == 0);
   loading.wait(second);
   CHECK(second.num_written() == 0);
-  CHECK(b.below->stats().loaded_tokens == 0);
+  CHECK(b.tiers->stats().loaded_tokens == 0);
   b.model.compute(second, b.cache);
   CHECK(b.model.error(second, b.cache) == 0);
 }
 
-TEST_CASE("a load goes on where its sequence got something in place in another way") {
+TEST_CASE("a load continues where its sequence got some K/V in another way") {
   for (const std::int32_t elsewhere : {12, 16, 20}) {
     CAPTURE(elsewhere);
     Bench b({memory()}, {.threads = false});
     const auto prompt = iota(0, 64);
     b.run(prompt);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
+    auto loading = b.tiers->load(s);
     b.model.each(s, {0, elsewhere}, b.cache, [](float& element, float x) { element = x; });
     s.mark_loaded({0, elsewhere});
     loading.wait(s);
     CHECK(s.num_written() == 63);
-    CHECK(b.below->stats().loaded_tokens == static_cast<std::uint64_t>(63 - elsewhere));
+    CHECK(b.tiers->stats().loaded_tokens == static_cast<std::uint64_t>(63 - elsewhere));
     CHECK(b.model.error(s, b.cache) == 0);
   }
 }
@@ -394,32 +394,32 @@ TEST_CASE("after clear() nothing is stored or found until it is said what weight
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   b.tree.clear();
   CHECK(b.load(prompt) == 0);
   b.model.weights = 2;
   b.tree.clear();
-  b.below->reopen("m2");
+  b.tiers->reopen("m2");
   CHECK(b.load(prompt) == 0);  // stored by another model
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(b.load(prompt) == 63);
   b.tree.clear();
   b.model.weights = 1;
-  b.below->reopen("m1");
+  b.tiers->reopen("m1");
   CHECK(b.load(prompt) == 63);
 }
 
-TEST_CASE("a load that clear() came upon gives up, whatever weights there are then") {
+TEST_CASE("a load that clear() interrupts is cancelled, whatever weights there are then") {
   Bench b({memory()}, {.threads = false});
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   auto s = b.tree.insert(prompt);
-  auto loading = b.below->load(s);
+  auto loading = b.tiers->load(s);
   b.tree.clear();
-  b.below->reopen("m2");
+  b.tiers->reopen("m2");
   loading.wait(s);
   CHECK(s.num_written() == 0);
 }
@@ -430,22 +430,22 @@ TEST_CASE("after clear() nothing is stored, also where events before it got lost
   {
     auto s = b.tree.insert(iota(0, 64));
     b.model.each(s, s.loadable(), b.cache, [](float& element, float x) { element = x; });
-    test::heap.fail_in = 0;  // what is told of by this cannot be noted
+    test::heap.fail_in = 0;  // what this call reports cannot be noted
     s.mark_loaded(s.loadable());
     test::heap.fail_in = -1;
     REQUIRE(test::heap.failures > 0);
   }
   b.tree.clear();
   b.model.weights = 2;
-  (void)b.below->advance();  // the rest is followed again
+  (void)b.tiers->advance();  // the rest is followed again
   b.run(iota(1000, 64));
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(store->num_bytes() == 0);
-  b.below->reopen("m2");
+  b.tiers->reopen("m2");
   b.run(iota(2000, 64));
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(store->num_bytes() > 0);
 }
 
@@ -460,33 +460,33 @@ TEST_CASE("what was not noted for want of memory is noted later, whatever came b
     REQUIRE(test::heap.failures > 0);
   }
   b.run(iota(1000, 64));
-  CHECK(b.below->advance() == 0);
+  CHECK(b.tiers->advance() == 0);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(b.load(iota(0, 64)) == 63);
   CHECK(b.load(iota(1000, 64)) == 63);
 }
 
-TEST_CASE("what is cached goes down before it is evicted, if asked for") {
+TEST_CASE("what is cached is offloaded before it is evicted, if asked for") {
   auto store = memory();
   Bench b({store}, {.write_through = true});
   b.run(iota(0, 64));
-  CHECK(b.below->advance(3) == 5);
-  CHECK(b.below->advance(100) == 0);
-  b.below->flush();
-  CHECK(b.below->stats().tiers[0].stored == 8);
+  CHECK(b.tiers->advance(3) == 5);
+  CHECK(b.tiers->advance(100) == 0);
+  b.tiers->flush();
+  CHECK(b.tiers->stats().tiers[0].stored == 8);
   b.evict_all();
-  CHECK(b.below->stats().gathered == 8);  // it is known to be there
+  CHECK(b.tiers->stats().gathered == 8);  // it is known to be there
   CHECK(b.load(iota(0, 64)) == 63);
-  CHECK(b.below->advance(100) == 0);
-  CHECK(b.below->stats().gathered == 8);
+  CHECK(b.tiers->advance(100) == 0);
+  CHECK(b.tiers->stats().gathered == 8);
   b.run(iota(100, 64));
-  CHECK(b.below->advance(0) == 8);
+  CHECK(b.tiers->advance(0) == 8);
   b.tree.clear();
-  CHECK(b.below->advance(0) == 0);
+  CHECK(b.tiers->advance(0) == 0);
 }
 
-TEST_CASE("all that is cached goes down at the end, also what was there before") {
+TEST_CASE("all that is cached is offloaded at the end, also what was there before") {
   auto store = memory();
   const auto prompt = iota(0, 64);
   {
@@ -497,11 +497,11 @@ TEST_CASE("all that is cached goes down at the end, also what was there before")
       auto s = tree.insert(prompt);
       model.compute(s, cache);
     }
-    Tiers<Tree, KvCache<Cpu, float>> below(tree, cache, {store},
+    Tiers<Tree, KvCache<Cpu, float>> tiers(tree, cache, {store},
                                            {.model = "m1", .max_queued_bytes = 5000});
-    below.store_all();
-    below.flush();
-    CHECK(below.stats().tiers[0].stored == 8);
+    tiers.store_all();
+    tiers.flush();
+    CHECK(tiers.stats().tiers[0].stored == 8);
   }
   Bench b({store});
   CHECK(b.load(prompt) == 63);
@@ -512,9 +512,9 @@ TEST_CASE("what is too much for the queue is not stored") {
   Bench b({store}, {.max_queued_bytes = 3 * 2048, .threads = false});
   b.run(iota(0, 64));
   b.evict_all();
-  CHECK(b.below->stats().gathered == 3);
-  CHECK(b.below->stats().dropped == 5);
-  b.below->flush();
+  CHECK(b.tiers->stats().gathered == 3);
+  CHECK(b.tiers->stats().dropped == 5);
+  b.tiers->flush();
   CHECK(store->size() == 3);
 }
 
@@ -525,11 +525,11 @@ TEST_CASE("memory is bounded, and keeps what was used last") {
     b.run(iota(0, 8));
     b.run(iota(1000 * i + 1000, 16));
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     CHECK(store->num_bytes() <= 20000);
     CHECK(b.load(iota(0, 8)) == 7);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
   }
   CHECK(b.load(iota(1000, 16)) == 0);
   CHECK_FALSE(store->put({1, 2}, std::make_shared<std::vector<std::byte>>(20001), false));
@@ -543,19 +543,19 @@ TEST_CASE("faster tiers get what was found in slower ones") {
   Bench b({fast, slow}, {.threads = false});
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   CHECK(fast->num_bytes() == slow->num_bytes());
   const std::size_t all = fast->num_bytes();
   Bench c({memory(), slow}, {.threads = false});
   CHECK(c.load(prompt) == 63);
-  c.below->flush();
+  c.tiers->flush();
   c.evict_all();
-  auto stats = c.below->stats();
+  auto stats = c.tiers->stats();
   CHECK(stats.tiers[0].stored == 8);
   CHECK(stats.tiers[0].stored_bytes == all);
   CHECK(stats.tiers[1].loaded == 8);
   CHECK(c.load(prompt) == 63);
-  stats = c.below->stats();
+  stats = c.tiers->stats();
   CHECK(stats.tiers[0].loaded == 8);
   CHECK(stats.tiers[1].loaded == 8);
 }
@@ -570,7 +570,7 @@ std::shared_ptr<detail::TierLoad> load_of_one_block() {
 
 }  // namespace
 
-TEST_CASE("who gives up what is over blames no tier for it") {
+TEST_CASE("cancelling a load that is over counts against no tier") {
   using Queue = detail::TierQueue<int>;
   const auto store = std::make_shared<FaultyTier>();
   Queue queue({store}, {}, /*prefetch=*/1, /*max_bytes=*/1000, /*hang_seconds=*/1,
@@ -606,16 +606,16 @@ TEST_CASE("a load ends with the block that there is no memory for") {
     const auto prompt = iota(0, 200);
     b.run(prompt);
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     auto s = b.tree.insert(prompt);
-    auto loading = b.below->load(s);
-    for (int i = 0; i < before; ++i) CHECK(b.below->work());
+    auto loading = b.tiers->load(s);
+    for (int i = 0; i < before; ++i) CHECK(b.tiers->work());
     const std::uint64_t failures = test::heap.failures;
     test::heap.fail_in = fail_in;
-    CHECK(b.below->work());
+    CHECK(b.tiers->work());
     test::heap.fail_in = -1;
     if (test::heap.failures == failures) return false;
-    while (b.below->work()) {
+    while (b.tiers->work()) {
     }
     CHECK(store->gets == before + 1);
     CHECK_FALSE(loading.poll(s));
@@ -630,7 +630,7 @@ TEST_CASE("a load ends with the block that there is no memory for") {
   }
 }
 
-TEST_CASE("a load that there is no memory to wait in ends at once, others go on") {
+TEST_CASE("a load that there is no memory to wait in ends at once, others continue") {
   using Queue = detail::TierQueue<int>;
   Queue queue({memory()}, {}, /*prefetch=*/1, /*max_bytes=*/1000, /*hang_seconds=*/1,
               /*threads=*/false, {});
@@ -672,13 +672,13 @@ TEST_CASE("whatever a tier gives, no token gets another's K/V") {
         is_on = round > 0;
         b.run(round % 2 == 0 ? prompt : other);
         b.evict_all();
-        b.below->flush();
+        b.tiers->flush();
         for (const auto& one : {prompt, other})
           for (const std::uint64_t tenant : {std::uint64_t{0}, std::uint64_t{1}}) {
             const std::size_t found = b.load(one, {.name_space = {.tenant = tenant}});
             CHECK((found == 63 || found % chunk == 0));
             b.evict_all();
-            b.below->flush();
+            b.tiers->flush();
           }
       }
       check_invariants(b.tree);
@@ -692,7 +692,7 @@ TEST_CASE("a record of as many tokens of another prompt is refused") {
     Bench b({store}, {.threads = false});
     for (const int first : {0, 300}) b.run(iota(first, chunk + 1));
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     REQUIRE(store->size() == 2);
     store->next = [which](std::uint64_t& where) {
       where = which;
@@ -703,30 +703,30 @@ TEST_CASE("a record of as many tokens of another prompt is refused") {
   CHECK(there == chunk);
 }
 
-TEST_CASE("a tier that is slower than computing is given up, and asked no more") {
+TEST_CASE("a tier that is slower than computing is passed over, and asked no more") {
   auto store = std::make_shared<FaultyTier>();
   Bench b({store});
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
+  b.tiers->flush();
   store->delay = std::chrono::seconds(20);
   store->next = [](std::uint64_t&) { return TierFault::slow; };
-  b.below->computed(1000, 0.5);  // 32 ms for the prompt
+  b.tiers->computed(1000, 0.5);  // 32 ms for the prompt
   const auto start = std::chrono::steady_clock::now();
   CHECK(b.load(prompt) == 0);
-  CHECK(b.below->stats().loads_late == 1);
+  CHECK(b.tiers->stats().loads_late == 1);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   CHECK(took.count() < 10);
-  while (store->cancelled_gets == 0) std::this_thread::yield();  // it hears that nobody waits
+  while (store->cancelled_gets == 0) std::this_thread::yield();  // it sees that no load waits
   for (int i = 0; i < 20; ++i) {  // its thread has learnt how long that took
     b.evict_all();
-    b.below->flush();
+    b.tiers->flush();
     CHECK(b.load(prompt) == 0);
   }
   CHECK(store->cancelled_gets.load() == store->gets.load());
   CHECK(store->gets.load() < 4);
-  CHECK(b.below->stats().tiers[0].not_worth > 10);
+  CHECK(b.tiers->stats().tiers[0].not_worth > 10);
 }
 
 TEST_CASE("a tier that is slow to say that it has nothing is asked no more, either") {
@@ -734,7 +734,7 @@ TEST_CASE("a tier that is slow to say that it has nothing is asked no more, eith
   Bench b({store}, {.threads = false});
   store->delay = std::chrono::milliseconds(2);
   store->next = [](std::uint64_t&) { return TierFault::slow; };
-  b.below->computed(8000, 0.1);  // a block: 0.1 ms
+  b.tiers->computed(8000, 0.1);  // a block: 0.1 ms
   for (int i = 0; i < 10; ++i) CHECK(b.load(iota(1000 * i, 64)) == 0);
   CHECK(store->gets == 1);
 }
@@ -747,14 +747,14 @@ TEST_CASE("loading is chosen where it beats computing") {
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
-  b.below->flush();
-  b.below->computed(8, 1.0);  // a block: 1 s
+  b.tiers->flush();
+  b.tiers->computed(8, 1.0);  // a block: 1 s
   CHECK(b.load(prompt) == 63);
   b.evict_all();
-  b.below->computed(8000, 0.1);  // once is not believed
+  b.tiers->computed(8000, 0.1);  // once is not believed
   CHECK(b.load(prompt) == 63);
   b.evict_all();
-  for (int i = 0; i < 200; ++i) b.below->computed(8000, 0.1);  // a block: 0.1 ms
+  for (int i = 0; i < 200; ++i) b.tiers->computed(8000, 0.1);  // a block: 0.1 ms
   const int gets = store->gets;
   CHECK(b.load(prompt) == 0);
   CHECK(store->gets == gets);
@@ -769,18 +769,18 @@ TEST_CASE("arguments") {
   Tree tree, other;
   KvCache<Cpu, float> cache(tree, geometry);
   KvCache<Cpu, std::int8_t> bytes(tree, geometry);
-  using Below = Tiers<Tree, KvCache<Cpu, float>>;
+  using TreeTiers = Tiers<Tree, KvCache<Cpu, float>>;
   using OfBytes = Tiers<Tree, KvCache<Cpu, std::int8_t>>;
-  CHECK(refused([&] { Below(tree, cache, {}, {}); }) ==
+  CHECK(refused([&] { TreeTiers(tree, cache, {}, {}); }) ==
         "stores.size() = 0: expected at least one tier");
-  CHECK(refused([&] { Below(tree, cache, {nullptr}, {}); }) == "stores = null: expected tiers");
-  CHECK(refused([&] { Below(other, cache, {memory()}, {}); }) ==
+  CHECK(refused([&] { TreeTiers(tree, cache, {nullptr}, {}); }) == "stores = null: expected tiers");
+  CHECK(refused([&] { TreeTiers(other, cache, {memory()}, {}); }) ==
         "cache = of another tree: expected the K/V memory of the tree");
-  CHECK(refused([&] { Below(tree, cache, {memory()}, {.block_tokens = -1}); }) ==
+  CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.block_tokens = -1}); }) ==
         "options.block_tokens = -1: expected at least 1, or 0 for the tree's chunk size");
-  CHECK(refused([&] { Below(tree, cache, {memory()}, {.max_prefetched = 0}); }) ==
+  CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.max_prefetched = 0}); }) ==
         "options.max_prefetched = 0: expected at least 1");
-  CHECK(refused([&] { Below(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==
+  CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==
         "options.stored_as = 1: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
         "else nothing");
   CHECK(refused([&] { OfBytes(tree, bytes, {memory()}, {.stored_as = ElementType::int8}); }) ==

@@ -27,7 +27,7 @@ using Tree = PrefixTree<int, 8, PoolAllocator, Priority>;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
 
-/// Puts K/V in place at a range, with a mark of who did.
+/// Writes K/V at a range, with a mark of who did.
 void put(Tree::Sequence& s, TokenRange range, Cache& cache, float who) {
   for_each_kv_span(s, range, cache, [&](const KvSpan<float>& span) {
     for (int t = 0; t < span.length; ++t)
@@ -43,7 +43,7 @@ void compute(Tree::Sequence& s, std::size_t n, Cache& cache, float who) {
   put(s, range, cache, who);
   s.mark_loaded(range);
 }
-/// Who put the K/V of the first positions in place, as far as it is the same.
+/// Who wrote the K/V of the first positions, as far as it is the same.
 float putter(const Tree::Sequence& s, TokenRange range, Cache& cache) {
   float who = -1;
   bool same = true;
@@ -61,7 +61,7 @@ struct Bench {
   explicit Bench(std::size_t count = 64) : chunks(count), tree(PoolAllocator{.max_chunks = count}) {
     tree.set_free_sink([this](ChunkIndex chunk) { cache.poison(chunk); });
   }
-  /// Where nobody is live: a sequence that takes all there is pushes the cache out and leaves none.
+  /// With no live sequence: one that takes all there is pushes the cache out and leaves none.
   void evict_all() {
     {
       const auto all = tree.insert(std::vector<int>(8 * chunks, -1));
@@ -83,7 +83,7 @@ TEST_CASE("what another sequence has still to write is not taken for computed") 
   auto waits = b.tree.insert(iota(0, 40));
   CHECK(waits.num_written() == 0);
   CHECK(waits.num_pending() == 30);
-  compute(waits, 99, b.cache, 500);  // its own ten, behind the pending ones
+  compute(waits, 99, b.cache, 500);  // its own ten, after the pending ones
   CHECK(waits.num_written() == 0);
   compute(writer, 12, b.cache, 100);
   CHECK(waits.num_written() == 12);
@@ -164,9 +164,9 @@ TEST_CASE("a fork whose copy is not made is swapped out without the rows that we
   auto s = b.tree.insert(iota(0, 9));
   s.append(iota(50, 3));
   compute(s, 12, b.cache, 100);
-  auto twin = s.fork();
+  auto fork = s.fork();
   CHECK(b.tree.stats().copied_tokens == 3);
-  const auto swapped = swap_out(twin, b.cache);
+  const auto swapped = swap_out(fork, b.cache);
   CHECK(swapped.written == 9);
   CHECK(swapped.tokens.size() == 12);
   auto back = resume(b.tree, b.cache, swapped);
@@ -178,7 +178,7 @@ TEST_CASE("a fork whose copy is not made is swapped out without the rows that we
   check_invariants(b.tree);
 }
 
-TEST_CASE("outputs to come and tokens in a step are given up by a swap") {
+TEST_CASE("outputs to come and tokens in a step are discarded by a swap") {
   Bench b;
   auto s = b.tree.insert(iota(0, 10));
   auto step = b.tree.begin_step();
@@ -214,7 +214,7 @@ TEST_CASE("resume never rewrites rows that others share") {
     compute(goes, written, b.cache, 1000);
     const auto swapped = swap_out(goes, b.cache);
     b.evict_all();
-    auto other = b.tree.insert(others);  // computes the shared part anew, or some of it
+    auto other = b.tree.insert(others);  // computes the shared part again, or some of it
     const std::size_t theirs = random.index(others.size() + 1);
     compute(other, theirs, b.cache, 2000);
     const auto common = static_cast<std::int32_t>(std::min<std::size_t>(theirs, other.size()));
@@ -268,21 +268,21 @@ TEST_CASE("K/V from before clear() does not come back as that of the new weights
   }
 }
 
-TEST_CASE("scatter_kv and mark_loaded refuse what is not the sequence's to put in place") {
+TEST_CASE("scatter_kv and mark_loaded refuse what is not the sequence's to write") {
   Bench b;
   auto a = b.tree.insert(iota(0, 16));
   compute(a, 10, b.cache, 100);
-  auto twin = b.tree.insert(iota(0, 20));
+  auto second = b.tree.insert(iota(0, 20));
   std::vector<std::byte> bytes(kv_bytes(b.cache, 20));
   const std::span<const std::byte> buffer(bytes);
-  CHECK(twin.loadable() == TokenRange{16, 4});
+  CHECK(second.loadable() == TokenRange{16, 4});
   CHECK(
-      refused([&] { scatter_kv(twin, {0, 20}, b.cache, buffer); }) ==
+      refused([&] { scatter_kv(second, {0, 20}, b.cache, buffer); }) ==
       "range.begin = 0: expected positions within the sequence's loadable() range, from 16 to 20");
   CHECK(refused([&] {
-          scatter_kv(twin, {12, 1}, b.cache, buffer, {0, 20});
+          scatter_kv(second, {12, 1}, b.cache, buffer, {0, 20});
         }).find("range.begin = ") == 0);
-  CHECK(refused([&] { twin.mark_loaded({10, 6}); }) ==
+  CHECK(refused([&] { second.mark_loaded({10, 6}); }) ==
         "range.begin = 10: expected positions that are this sequence's to write; another is to "
         "write position 10: take_over() first");
   CHECK(refused([&] { scatter_kv(a, {10, 2}, b.cache, buffer, {11, 20}); }).find("held = 11") == 0);
@@ -290,11 +290,11 @@ TEST_CASE("scatter_kv and mark_loaded refuse what is not the sequence's to put i
           scatter_kv(a, {10, 2}, b.cache, buffer.first(8), {0, 20});
         }).find("buffer.size() = 8") == 0);
   CHECK(putter(a, {0, 10}, b.cache) == 100);
-  CHECK(twin.take_over() == 6);
-  CHECK(twin.loadable() == TokenRange{10, 10});
+  CHECK(second.take_over() == 6);
+  CHECK(second.loadable() == TokenRange{10, 10});
   CHECK(a.loadable().empty());
   CHECK(a.num_pending() == 6);
-  twin.mark_loaded({10, 10});
+  second.mark_loaded({10, 10});
   CHECK(a.num_written() == 16);
   CHECK(a.num_pending() == 0);
   check_invariants(b.tree);
@@ -342,7 +342,7 @@ TEST_CASE("a resumed sequence is still its tenant's, with its public part and it
   CHECK(b.tree.match_prefix(iota(0, 20), options).cached == 20);
 }
 
-TEST_CASE("who was preempted and comes back is counted apart") {
+TEST_CASE("a preempted sequence that resumes is counted apart") {
   Bench b;
   const std::vector<int> prompt = iota(0, 160);
   auto s = b.tree.insert(prompt);

@@ -248,7 +248,8 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
     CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts}), std::runtime_error);
     CHECK(step.num_sequences() == 0);
     unchanged();
-    countdown = at;  // 15 of the drafts stand aside, in 4 chunks, 5 on 6 places of the sequence
+    countdown =
+        at;  // 15 of the drafts are in scratch slots, in 4 chunks, 5 on 6 slots of the sequence
     CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts, .parents = parents}),
                     std::runtime_error);
     CHECK(step.num_sequences() == 0);
@@ -269,9 +270,9 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
   CHECK_THROWS_AS((void)a.fork(), std::runtime_error);
   unchanged();
   countdown = -1;
-  auto twin = a.fork();
+  auto fork = a.fork();
   check_invariants(tree);
-  CHECK(twin.tokens() == before);
+  CHECK(fork.tokens() == before);
 }
 
 namespace {
@@ -311,7 +312,7 @@ TEST_CASE("an allocator that answers what is no free chunk is named, and nothing
   a.append(6);
   a.append(7);
   {
-    auto cached = tree.insert(std::vector<int>{8, 8, 8, 8});  // chunk 2, nobody's from now on
+    auto cached = tree.insert(std::vector<int>{8, 8, 8, 8});  // chunk 2, of no sequence from now on
     cached.mark_loaded(cached.loadable());
   }
   const std::vector<int> before = a.tokens(), fresh(20, 9);
@@ -361,7 +362,7 @@ TEST_CASE("an allocator that answers what is no free chunk is named, and nothing
   for (const int countdown : {1, 3})
     everywhere(next, countdown, "a free chunk; the tree has this one already");
 
-  auto twin = a.fork();  // it all works once the allocator does
+  auto fork = a.fork();  // it all works once the allocator does
   auto b = tree.insert(fresh);
   REQUIRE(step.add(b, 100, {.tokens = fresh}));
   check_invariants(tree);

@@ -29,7 +29,7 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
     test::decode(tree, plan, batch, [i](const ScheduledSequence&) { return 100 + i; });
   REQUIRE(s.num_written() == 9);
   {
-    auto step = tree.begin_step();  // of the drafts, 201 and 202 are the trunk
+    auto step = tree.begin_step();  // of the drafts, 201 and 202 are the main branch
     REQUIRE(step.add(s, 100,
                      {.tokens = std::vector<int>{200, 201, 202},
                       .parents = std::vector<std::int32_t>{-1, -1, 1}}));
@@ -40,9 +40,9 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
   const std::vector<int> path = s.tokens();
   REQUIRE(path.size() == 12);
   REQUIRE(s.num_written() == 10);
-  auto twin = s.fork();                        // its copies hold the end of s
+  auto fork = s.fork();                        // its copies hold the end of s
   s.leave();                                   // and takes back the copy of 200
-  CHECK(tree.stats().leaving_sequences == 2);  // and what stood aside
+  CHECK(tree.stats().leaving_sequences == 2);  // and the one with the scratch slots
   CHECK(tree.match_prefix(path).cached == 10);
   auto writer = tree.insert(path);
   CHECK(writer.num_cached() == 10);
@@ -53,7 +53,7 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
   check_invariants(tree);
 }
 
-TEST_CASE("replicas whose clients hang up in another order hold the same tree") {
+TEST_CASE("replicas whose sequences leave in another order hold the same tree") {
   using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
   const auto chunks_after = [](const std::vector<std::size_t>& order) {
     Tree tree;

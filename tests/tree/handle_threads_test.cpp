@@ -43,7 +43,7 @@ TEST_CASE("a sequence dropped by another thread leaves at the tree's next call")
     drop_elsewhere(std::move(s));
     CHECK(tree.stats().live_sequences == 2);  // queries see it still
     CHECK(tree.stats().used_chunks == 4);
-    other.append(1);  // neither does a call on another handle change the tree behind one's back
+    other.append(1);  // neither does a call on another handle change the tree
     CHECK(tree.stats().live_sequences == 2);
     std::optional<Tree::Sequence> joined;
     if (call == 0) joined = tree.insert(iota(90, 4));
@@ -61,7 +61,7 @@ TEST_CASE("a sequence dropped by another thread leaves at the tree's next call")
 TEST_CASE("the calls that look for handles that other threads dropped, and those that do not") {
   // Whether `call`, given the tree, a sequence and an open step that has it, lets the one leave
   // that was dropped elsewhere before.
-  const auto settles = [](const auto& call) {
+  const auto applies_drops = [](const auto& call) {
     Tree tree;
     auto dropped = tree.insert(iota(0, 6));
     auto kept = tree.insert(iota(50, 6));
@@ -77,52 +77,54 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   using Sequence = Tree::Sequence;
   using Step = std::optional<Tree::Step>;
   const auto ends = [](Step& step) { step.reset(); };
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.insert(iota(90, 4)); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.try_insert(iota(90, 4)); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) {
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) { (void)tree.insert(iota(90, 4)); }));
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) { (void)tree.try_insert(iota(90, 4)); }));
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) {
     const auto prompt = iota(90, 4);
     AdmissionQueue<Tree> waiting;
     waiting.push({prompt});
     (void)waiting.admit(tree);
   }));
-  CHECK(settles([&](Tree& tree, Sequence&, Step& step) {
+  CHECK(applies_drops([&](Tree& tree, Sequence&, Step& step) {
     ends(step);
     (void)tree.begin_step();
   }));
-  CHECK(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).finish(); }));
-  CHECK(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submit().finish(); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.pin(iota(0, 6)); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.clear(); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.device_idle(); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.set_free_sink({}); }));
+  CHECK(applies_drops([](Tree&, Sequence&, Step& step) { (void)std::move(*step).finish(); }));
+  CHECK(applies_drops(
+      [](Tree&, Sequence&, Step& step) { (void)std::move(*step).submit().finish(); }));
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) { (void)tree.pin(iota(0, 6)); }));
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) { tree.clear(); }));
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) { tree.device_idle(); }));
+  CHECK(applies_drops([](Tree& tree, Sequence&, Step&) { tree.set_free_sink({}); }));
   std::size_t left = 0;  // Sequence::leave() is one more itself
-  CHECK(settles([&](Tree& tree, Sequence& kept, Step&) {
+  CHECK(applies_drops([&](Tree& tree, Sequence& kept, Step&) {
     kept.leave();
     left = tree.stats().leaves;
   }));
   CHECK(left == 2);
 
-  CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) {
+  CHECK_FALSE(applies_drops([](Tree& tree, Sequence&, Step&) {
     AdmissionQueue<Tree> waiting;
     (void)waiting.admit(tree);
   }));
-  CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) { (void)tree.match_prefix(iota(0, 6)); }));
-  std::optional<Sequence> twin;  // outlives its tree
-  CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step&) { twin = kept.fork(); }));
-  CHECK_FALSE(settles([](Tree&, Sequence&, Step& step) {
+  CHECK_FALSE(
+      applies_drops([](Tree& tree, Sequence&, Step&) { (void)tree.match_prefix(iota(0, 6)); }));
+  std::optional<Sequence> fork;  // outlives its tree
+  CHECK_FALSE(applies_drops([&](Tree&, Sequence& kept, Step&) { fork = kept.fork(); }));
+  CHECK_FALSE(applies_drops([](Tree&, Sequence&, Step& step) {
     AttentionPlan plan;
     (void)plan.build(*step);
   }));
-  CHECK_FALSE(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submit(); }));
-  CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step& step) {
+  CHECK_FALSE(applies_drops([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submit(); }));
+  CHECK_FALSE(applies_drops([&](Tree&, Sequence& kept, Step& step) {
     ends(step);
     kept.append(1);
   }));
-  CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step& step) {
+  CHECK_FALSE(applies_drops([&](Tree&, Sequence& kept, Step& step) {
     ends(step);
     kept.mark_loaded(kept.loadable());
   }));
-  CHECK_FALSE(settles([](Tree&, Sequence& kept, Step&) { (void)kept.take_over(); }));
+  CHECK_FALSE(applies_drops([](Tree&, Sequence& kept, Step&) { (void)kept.take_over(); }));
 }
 
 TEST_CASE("steps and pins dropped by another thread") {
@@ -134,7 +136,7 @@ TEST_CASE("steps and pins dropped by another thread") {
   drop_elsewhere(std::move(step));
   CHECK(tree.stats().cancelled_steps == 0);
   CHECK(s.num_reserved() == 1);
-  step = tree.begin_step();  // the one before is settled first
+  step = tree.begin_step();  // the one before is applied first
   CHECK(tree.stats().cancelled_steps == 1);
   CHECK(s.num_reserved() == 0);
   REQUIRE(step.add(s));
@@ -152,14 +154,14 @@ TEST_CASE("steps and pins dropped by another thread") {
   {
     const auto next = tree.begin_step();
   }
-  CHECK(s.num_reserved() == 0);  // its output was given up
+  CHECK(s.num_reserved() == 0);  // its output was discarded
   CHECK(s.num_written() == 6);
   auto pin = tree.pin(iota(0, 6));
   CHECK(pin.size() == 6);
   s.leave();
   drop_elsewhere(std::move(pin));
   {
-    auto big = tree.insert(iota(500, 32));  // settles the pin, then evicts
+    auto big = tree.insert(iota(500, 32));  // drops the pin, then evicts
     CHECK(big.size() == 32);
   }
   CHECK(tree.match_prefix(iota(0, 6)).cached == 0);
@@ -271,7 +273,7 @@ TEST_CASE("an engine on one thread, its clients hanging up on others") {
   for (auto& client : clients) client.join();
   {
     const auto step = tree.begin_step();
-  }  // settles
+  }  // drops take effect
   CHECK(tree.stats().live_sequences == batch.size());
   CHECK(tree.stats().leaves == joined - batch.size());
   check_invariants(tree);

@@ -52,7 +52,7 @@ class Replica {
       std::swap(s, live_.back());
       live_.pop_back();
     } else if (what == 8) {
-      if (auto twin = s.try_fork(1 + random_.index(s.size()))) live_.push_back(std::move(*twin));
+      if (auto fork = s.try_fork(1 + random_.index(s.size()))) live_.push_back(std::move(*fork));
     } else if (what == 9) {
       TokenRange range = s.loadable();
       range.length = std::min(range.length, random_.uniform(0, 9));
@@ -112,7 +112,7 @@ class Replica {
     flying_.pop_front();
     for (const ScheduledSequence row : done.rows()) {
       see(static_cast<std::uint64_t>(row.sequence));
-      if (random_.chance(0.1)) continue;  // given up
+      if (random_.chance(0.1)) continue;  // cancelled
       std::vector<int> outputs(1 + random_.index(static_cast<std::size_t>(row.num_drafts) + 1), 1);
       outputs.back() = random_.uniform(0, 2);
       done.commit(row, outputs);

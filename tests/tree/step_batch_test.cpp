@@ -167,7 +167,7 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
     } else if (what < 20) {
       const std::size_t from = random.index(one.live.size());
       both([&](auto& e) {
-        if (auto twin = e.live[from].try_fork()) e.live.push_back(std::move(*twin));
+        if (auto fork = e.live[from].try_fork()) e.live.push_back(std::move(*fork));
       });
     } else if (what < 24 && !one.live.empty()) {
       const std::size_t to = random.index(one.live.size());
@@ -184,7 +184,7 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
       const bool waits = random.chance(0.3);
       auto step = one.tree.begin_step();
       auto single = other.tree.begin_step();
-      // Where one is held the batch is as before; without it the rest goes on.
+      // Where one is held the batch is as before; without it the rest continues.
       for (;;) {
         const auto before = seen(one.tree, one.live);
         const auto first = one.add(step, who, max_tokens);
@@ -300,7 +300,7 @@ TEST_CASE("a handle that is refused is named, and nothing has changed") {
         "max_tokens = 0: expected at least one token");
   untouched();
 
-  CHECK(step.add(std::span<Small::Sequence>()));  // nobody
+  CHECK(step.add(std::span<Small::Sequence>()));  // none
   untouched();
   CHECK(step.add(b.all[1]));  // single calls and batches mix
   CHECK(refused([&] { (void)step.add(b.all); }) ==

@@ -1,5 +1,5 @@
-// Random engines: prefill in pieces, decoding, drafts, forks, edits, loads, steps cancelled, in
-// flight and lost, on a device that judges every read.
+// Random engines: prefill in parts, decoding, drafts, forks, edits, loads, steps cancelled, in
+// flight and lost, on a device that checks every read.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -64,8 +64,8 @@ class Engine {
       std::swap(s, live_.back());
       live_.pop_back();
     } else if (what < 26) {
-      if (auto twin = s.try_fork(random_.chance(0.5) ? s.size() : 1 + random_.index(s.size())))
-        live_.push_back(std::move(*twin));
+      if (auto fork = s.try_fork(random_.chance(0.5) ? s.size() : 1 + random_.index(s.size())))
+        live_.push_back(std::move(*fork));
     } else if (what < 28) {
       if (tree_.chunks_available() > 1) s.truncate(1 + random_.index(s.size()));
     } else if (what < 31) {
@@ -166,7 +166,7 @@ class Engine {
   void commit(typename Tree::Finished done,
               const std::vector<std::pair<SequenceId, std::vector<int>>>& drafts) {
     for (const ScheduledSequence row : done.rows()) {
-      if (random_.chance(0.05)) {  // given up
+      if (random_.chance(0.05)) {  // discarded
         device_.supersede(row.sequence);
         continue;
       }

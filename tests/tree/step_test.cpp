@@ -56,7 +56,7 @@ std::size_t count(Rows rows) {
 
 }  // namespace
 
-TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's token") {
+TEST_CASE("one sequence: prefill in parts, then outputs, each the next step's token") {
   Bench<Tree> b;
   auto s = b.tree.insert(iota(1, 10));
   auto step = b.tree.begin_step();
@@ -121,7 +121,7 @@ TEST_CASE("the same prompt twice: both have an output, the cached one for one ro
   check_invariants(b.tree);
 }
 
-TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
+TEST_CASE("a dropped step gives its slots back, and nothing of it happened") {
   Bench<Tree> b;
   auto s = b.tree.insert(iota(1, 7));
   b.run({&s});
@@ -150,15 +150,15 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
   check_invariants(b.tree);
 }
 
-TEST_CASE("what a dropped step was to write is nobody's to read") {
+TEST_CASE("what a dropped step was to write cannot be read") {
   for (const bool lost : {false, true}) {
     CAPTURE(lost);
     Bench<Tree> b;
-    auto writer = b.tree.insert(iota(1, 10)), twin = b.tree.insert(iota(1, 10));
+    auto writer = b.tree.insert(iota(1, 10)), second = b.tree.insert(iota(1, 10));
     {
       auto step = b.tree.begin_step();
       CHECK(step.add(writer));
-      CHECK(step.add(twin));
+      CHECK(step.add(second));
       (void)b.plan.build(step);
       if (lost) {
         const auto dropped = std::move(step).submit();
@@ -167,25 +167,25 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
     auto third = b.tree.insert(iota(1, 12));  // no step had it
     auto step = b.tree.begin_step();
     CHECK(step.add(third).waits_for() == writer.id());
-    const AddResult held = step.add(twin);
-    CHECK_FALSE(held);
-    CHECK((held.reason() == AddResult::Reason::waits_for_sequence) == !lost);
+    const AddResult blocked = step.add(second);
+    CHECK_FALSE(blocked);
+    CHECK((blocked.reason() == AddResult::Reason::waits_for_sequence) == !lost);
     {
       const auto dropped = std::move(step);
     }
     b.tree.device_idle();
     step = b.tree.begin_step();
-    CHECK(step.add(twin).waits_for() == writer.id());
+    CHECK(step.add(second).waits_for() == writer.id());
     CHECK(step.add(writer));
-    CHECK(step.add(twin));
+    CHECK(step.add(second));
     CHECK(step.add(third));
     {
       const auto done = b.finish(std::move(step));
     }
     CHECK(b.device.wrong_reads() == 0);
-    CHECK(b.device.wrong(twin) == 0);
+    CHECK(b.device.wrong(second) == 0);
     CHECK(b.device.wrong(third) == 0);
-    CHECK(twin.num_written() == 10);
+    CHECK(second.num_written() == 10);
   }
 }
 
@@ -214,17 +214,17 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   auto other = b.tree.insert(iota(100, 3));
   auto s = b.tree.insert(iota(1, 6));
   for (int i = 0; i < 4; ++i) b.run({&s});  // a fork copies the K/V of three outputs
-  auto twin = s.fork();
+  auto fork = s.fork();
   CHECK(b.tree.stats().copied_tokens == 3);
   auto step = b.tree.begin_step();
-  CHECK(step.add(twin));
+  CHECK(step.add(fork));
   std::optional<PrefixTree<int, 16, PoolAllocator, NoRetention>::InFlight> lost =
       b.submit(std::move(step));
   step = b.tree.begin_step();
   CHECK(step.add(other));
   auto flight = b.submit(std::move(step));  // its plan does not carry the copy once more
   lost.reset();
-  twin.leave();
+  fork.leave();
   s.leave();
   b.device.run_all();
   {
@@ -237,7 +237,7 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   check_invariants(b.tree);
 }
 
-TEST_CASE("what nobody is left to write has no writer, though a step still holds it") {
+TEST_CASE("what no sequence is left to write has no writer, though a step still holds it") {
   Bench<Tree> b;
   auto first = b.tree.insert(iota(1, 20));
   std::vector<int> branch = iota(1, 8);
@@ -280,7 +280,7 @@ TEST_CASE("device_idle() says nothing of a step that is still open") {
   {
     const auto done = std::move(flight).finish();
   }
-  CHECK(b.tree.stats().leaving_sequences == 1);  // the device may be writing its places
+  CHECK(b.tree.stats().leaving_sequences == 1);  // the device may be writing its slots
   b.tree.device_idle();
   CHECK(b.tree.stats().leaving_sequences == 0);
 }
@@ -304,7 +304,7 @@ TEST_CASE("a step that is assigned over is cancelled, one in flight is abandoned
   CHECK(c.tree.stats().cancelled_steps == 1);
 }
 
-TEST_CASE("leaving between build and write is harmless: the places are the step's until it ends") {
+TEST_CASE("leaving between build and write is harmless: the slots are the step's until it ends") {
   for (const bool in_flight : {false, true}) {
     CAPTURE(in_flight);
     Bench<Tree> b(5);  // so few chunks that what is freed is taken again at once
@@ -341,26 +341,26 @@ TEST_CASE(
   auto writer = b.tree.insert(iota(1, 10));
   auto step = b.tree.begin_step();
   CHECK(step.add(writer, 6));
-  auto twin = b.tree.insert(iota(1, 10));
+  auto second = b.tree.insert(iota(1, 10));
   writer.leave();
   auto flight = b.submit(std::move(step));
   step = b.tree.begin_step();
-  const AddResult held = step.add(twin);
-  CHECK(held.reason() == AddResult::Reason::waits_for_step);
-  CHECK(held.step() == 1);
+  const AddResult blocked = step.add(second);
+  CHECK(blocked.reason() == AddResult::Reason::waits_for_step);
+  CHECK(blocked.step() == 1);
   b.device.run_all();
   {
     const auto done = std::move(flight).finish();
   }
-  CHECK(twin.num_written() == 6);
-  const AddResult added = step.add(twin);
+  CHECK(second.num_written() == 6);
+  const AddResult added = step.add(second);
   REQUIRE(added);
   CHECK(added.row().position == 6);
   {
     const auto done = b.finish(std::move(step));
   }
-  CHECK(b.device.wrong(twin) == 0);
-  CHECK(twin.num_written() == 10);
+  CHECK(b.device.wrong(second) == 0);
+  CHECK(second.num_written() == 10);
   CHECK(b.tree.stats().reassigned_nodes == 1);
 }
 
@@ -502,7 +502,7 @@ TEST_CASE("several steps lost, in any order: every token is computed again") {
     }
 }
 
-TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
+TEST_CASE("one step before the device: its tokens are the outputs to come") {
   Bench<Tree> b;
   std::vector<Tree::Sequence> batch;
   for (int i = 0; i < 3; ++i) batch.push_back(b.tree.insert(iota(10 * i, 5)));
@@ -537,7 +537,7 @@ TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
 }
 
 TEST_CASE(
-    "outputs that are not committed are given up, and with them the step that starts on them") {
+    "outputs that are not committed are discarded, and with them the step that starts on them") {
   Bench<Tree> b;
   auto s = b.tree.insert(iota(1, 7));
   auto step = b.tree.begin_step();
@@ -552,12 +552,12 @@ TEST_CASE(
   }  // a stop sequence: nothing more is wanted
   CHECK(s.num_reserved() == 0);
   CHECK(s.size() == 7);
-  s.append(77);  // the user goes on
+  s.append(77);  // the user continues
   CHECK(s.num_uncomputed() == 1);
   step = b.tree.begin_step();
-  const AddResult held = step.add(s);  // the second step still writes at the same place
-  CHECK(held.reason() == AddResult::Reason::waits_for_step);
-  CHECK(held.step() == second.number());
+  const AddResult blocked = step.add(s);  // the second step still writes at the same slot
+  CHECK(blocked.reason() == AddResult::Reason::waits_for_step);
+  CHECK(blocked.step() == second.number());
   b.device.reset();
   const auto none = std::move(second).finish();
   CHECK(count(none.rows()) == 0);
@@ -570,7 +570,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a fork takes no place that a step in flight still writes, though its output is given up") {
+    "a fork takes no slot that a step in flight still writes, though its output is discarded") {
   Bench<Tree> b;
   auto s = b.tree.insert(iota(1, 1));
   s.append(iota(2, 5));  // a private tail, long enough to be shared
@@ -578,27 +578,27 @@ TEST_CASE(
   CHECK(step.add(s));
   auto first = b.submit(std::move(step));
   step = b.tree.begin_step();
-  CHECK(step.add(s));  // writes behind the tail, on an output to come
+  CHECK(step.add(s));  // writes after the tail, on an output to come
   auto second = b.submit(std::move(step));
   b.device.run_next();
   {
     const auto done = std::move(first).finish();
-  }  // which is given up
-  auto twin = s.fork();
+  }  // which is discarded
+  auto fork = s.fork();
   CHECK(b.tree.stats().forks_shared == 1);
-  twin.append(iota(70, 4));
-  const TokenRange range = twin.loadable();
-  b.device.load(twin, range);  // by the host, while the second step may run
-  twin.mark_loaded(range);
+  fork.append(iota(70, 4));
+  const TokenRange range = fork.loadable();
+  b.device.load(fork, range);  // by the host, while the second step may run
+  fork.mark_loaded(range);
   b.device.run_next();
   {
     const auto done = std::move(second).finish();
   }
-  CHECK(twin.num_written() == 10);
-  CHECK(b.device.wrong(twin) == 0);
+  CHECK(fork.num_written() == 10);
+  CHECK(b.device.wrong(fork) == 0);
   s.append(iota(80, 3));
   b.run({&s});
-  CHECK(b.device.wrong(s) + b.device.wrong(twin) == 0);
+  CHECK(b.device.wrong(s) + b.device.wrong(fork) == 0);
   check_invariants(b.tree);
 }
 
@@ -627,21 +627,23 @@ TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the
   }
 }
 
-TEST_CASE("a refused tree of drafts gives back all of its places beside those of others") {
+TEST_CASE("a refused tree of drafts gives back all of its slots beside those of others") {
   Tree tree(PoolAllocator{.max_chunks = 5});
   const std::vector<int> three{1, 2, 3}, four{5, 6, 7, 8}, other{9};
   const std::vector<int> two_drafts{1, 2}, four_drafts{1, 2, 3, 4};
   const std::vector<std::int32_t> two_roots{-1, -1}, four_roots{-1, -1, -1, -1};
   auto a = tree.insert(three), b = tree.insert(four), c = tree.insert(other);
   auto step = tree.begin_step();
-  REQUIRE(step.add(a, 100,
-                   {.tokens = two_drafts,
-                    .parents = two_roots}));  // a chunk for the end of a, one for drafts aside
+  REQUIRE(step.add(
+      a, 100,
+      {.tokens = two_drafts,
+       .parents = two_roots}));  // a chunk for the end of a, one of scratch slots for drafts
   CHECK(tree.stats().used_chunks == 5);
   CHECK_FALSE(step.add(b, 100, {.tokens = four_drafts, .parents = four_roots}));
   CHECK(tree.stats().used_chunks == 5);
   c.leave();
-  // One chunk for the end of b. Its three drafts aside fit beside the one of a only exactly.
+  // One chunk for the end of b. Its three drafts in scratch slots fit beside the one of a only
+  // exactly.
   CHECK(step.add(b, 100, {.tokens = four_drafts, .parents = four_roots}));
   CHECK(tree.stats().used_chunks == 5);
 }

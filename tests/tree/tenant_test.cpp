@@ -68,7 +68,7 @@ Shares fair(std::map<std::uint64_t, std::uint32_t> weights = {},
 
 }  // namespace
 
-TEST_CASE("who has most for his weight is known whatever changes") {
+TEST_CASE("the tenant with most for its weight is known whatever changes") {
   using detail::TenantShares;
   const auto join = [](TenantShares& shares, std::uint64_t tenant, std::int32_t tokens) {
     shares.reserve(tenant, {});
@@ -87,7 +87,7 @@ TEST_CASE("who has most for his weight is known whatever changes") {
   CHECK(two.largest() == first);
   CHECK(two.size() == 3);  // with everybody
 
-  // The last of the heap takes the place of one who has less, below another branch.
+  // The last of the heap replaces one that has less, in another branch.
   TenantShares many;
   std::vector<std::pair<std::int32_t, std::int32_t>> all;  // tokens and who has them
   for (const std::int32_t tokens : {100, 10, 90, 9, 8, 80, 70})
@@ -103,7 +103,7 @@ TEST_CASE("who has most for his weight is known whatever changes") {
   CHECK(many.largest() == -1);
 }
 
-TEST_CASE("tenants of whom nothing is left are forgotten, the others are not") {
+TEST_CASE("tenants of which nothing is left are forgotten, the others are not") {
   using detail::TenantShares;
   test::Random random(41);
   TenantShares shares;
@@ -201,7 +201,7 @@ TEST_CASE("tenants have the cache by their weights") {
   }
 }
 
-TEST_CASE("who is alone has everything, and gives it back piece by piece") {
+TEST_CASE("a tenant that is alone has everything, and gives it back chunk by chunk") {
   TreeOf<> tree(PoolAllocator{.max_chunks = 90}, {}, fair());
   for (int i = 0; i < 200; ++i) pass(tree, prompt(i), of(1));
   CHECK(num_cached(tree, 1, 0, 200) == 360);
@@ -215,7 +215,7 @@ TEST_CASE("who is alone has everything, and gives it back piece by piece") {
   CHECK(num_cached(tree, 1, 185, 200) == left);  // the latest
 }
 
-TEST_CASE("victims are the oldest of who has most for his weight, as a plain list says") {
+TEST_CASE("victims are the oldest of the tenant with most for its weight, as a plain list says") {
   struct Entry {
     std::uint64_t tenant;
     int prompt;
@@ -237,20 +237,20 @@ TEST_CASE("victims are the oldest of who has most for his weight, as a plain lis
       } else if (cached.size() == 60) {
         std::map<std::uint64_t, std::uint64_t> counts;
         for (const Entry& e : cached) ++counts[e.tenant];
-        std::vector<std::uint64_t> richest;
+        std::vector<std::uint64_t> largest;
         for (const auto& [tenant, count] : counts) {
           const auto more = [&](std::uint64_t other) {
             return count * policy.weight(other) > counts[other] * policy.weight(tenant);
           };
-          if (richest.empty() || more(richest[0]))
-            richest = {tenant};
-          else if (count * policy.weight(richest[0]) == counts[richest[0]] * policy.weight(tenant))
-            richest.push_back(tenant);
+          if (largest.empty() || more(largest[0]))
+            largest = {tenant};
+          else if (count * policy.weight(largest[0]) == counts[largest[0]] * policy.weight(tenant))
+            largest.push_back(tenant);
         }
         pass(tree, tokens, of(next.tenant));
         // Where several have as much, either may go.
         bool found = false;
-        for (const std::uint64_t tenant : richest) {
+        for (const std::uint64_t tenant : largest) {
           const auto oldest = std::ranges::find(cached, tenant, &Entry::tenant);
           if (found || tree.match_prefix(iota(100 * oldest->prompt, 4), of(tenant)).cached > 0)
             continue;
@@ -270,7 +270,7 @@ TEST_CASE("victims are the oldest of who has most for his weight, as a plain lis
   }
 }
 
-TEST_CASE("nobody has more cached than his quota, even if there is room") {
+TEST_CASE("no tenant has more cached than its quota, even if there is room") {
   TreeOf<> tree(PoolAllocator{.max_chunks = 1000}, {}, fair({}, {{2, 9}}));
   for (int i = 0; i < 20; ++i) {
     pass(tree, prompt(i), of(1));
@@ -291,14 +291,14 @@ TEST_CASE("nobody has more cached than his quota, even if there is room") {
   CHECK(num_cached(tree, 2, 17, 30) == 36);
 }
 
-TEST_CASE("a tenant's terms are those of his last prompt") {
+TEST_CASE("a tenant's terms are those of its last prompt") {
   TreeOf<> tree(PoolAllocator{.max_chunks = 1000}, {}, fair());
   CHECK_THROWS_AS((void)TreeOf<>({}, {}, fair({{1, 0}})).insert(prompt(0), of(1)), InvalidArgument);
   CHECK_THROWS_AS((void)TreeOf<>({}, {}, fair({{1, 2u << 20}})).insert(prompt(0), of(1)),
                   InvalidArgument);
 }
 
-TEST_CASE("what is public counts for nobody, and stays while somebody goes on from it") {
+TEST_CASE("what is public counts for no tenant, and stays while a path extends it") {
   TreeOf<> tree(PoolAllocator{.max_chunks = 60}, {}, fair());
   const auto with_public = [](int first, int i) {
     std::vector<int> tokens = iota(first, 80);
@@ -310,7 +310,7 @@ TEST_CASE("what is public counts for nobody, and stays while somebody goes on fr
     pass(tree, prompt(i), of(2));
     check_invariants(tree);
   }
-  // 20 chunks are public; of the other 40 the first has his 12, though the second floods.
+  // 20 chunks are public; of the other 40 the first has its 12, though the second floods.
   for (int i = 1; i <= 4; ++i) CHECK(tree.match_prefix(with_public(0, i), of(1, 80)).cached == 92);
   // Who floods what is public evicts that.
   for (int i = 1; i <= 100; ++i) pass(tree, iota(10000 * i, 16), of(3, 16));
@@ -328,16 +328,16 @@ TEST_CASE("what is public goes from its end, also after it was passed over") {
       for (const int token : iota(first, static_cast<std::size_t>(count))) tokens.push_back(token);
       return tokens;
     };
-    const auto trunk = iota(0, 16);
+    const auto common = iota(0, 16);
     {
-      auto last = tree.insert(trunk, of(1, 16));
+      auto last = tree.insert(common, of(1, 16));
       test::load(last);
-      // Somebody goes on from a public branch of it, which is older than the trunk.
-      pass(tree, own(own(trunk, 100, 8), 200, 60), of(1, 24));
+      // A tenant extends a public branch of it, which is older than the rest.
+      pass(tree, own(own(common, 100, 8), 200, 60), of(1, 24));
       pass(tree, iota(1000, 40), of(1, 40));  // public, by itself
     }
     check_invariants(tree);
-    // Chunk by chunk, all is given up: first the branch is passed over.
+    // Chunk by chunk, all is evicted: first the branch is passed over.
     std::vector<TreeOf<>::Sequence> live;
     for (int i = 0; i < 25; ++i) {
       live.push_back(tree.insert(iota(10000 * (i + 1), 16), of(2)));
@@ -347,7 +347,7 @@ TEST_CASE("what is public goes from its end, also after it was passed over") {
   }
 }
 
-TEST_CASE("pins hold against shares, and are nobody's") {
+TEST_CASE("pins hold against shares, and count for no tenant") {
   Shares policy = fair();
   policy.max_pinned = 50;
   TreeOf<> tree(PoolAllocator{.max_chunks = 60}, {}, policy);
@@ -363,7 +363,7 @@ TEST_CASE("pins hold against shares, and are nobody's") {
   CHECK(num_cached(tree, 1, 0, 100) >= 116);
 }
 
-TEST_CASE("what goes of a pin where nothing else is left was nobody's") {
+TEST_CASE("what goes of a pin where nothing else is left counted for no tenant") {
   Shares policy = fair();
   policy.max_pinned = 8;
   TreeOf<> tree(PoolAllocator{.max_chunks = 4}, {}, policy);
@@ -375,7 +375,7 @@ TEST_CASE("what goes of a pin where nothing else is left was nobody's") {
   check_invariants(tree);
 }
 
-TEST_CASE("what follows public tokens that were passed over is weighed anew") {
+TEST_CASE("what follows public tokens that were passed over is weighed again") {
   Shares policy = fair();
   policy.learns = true;
   policy.high_watermark = 45;
@@ -387,7 +387,7 @@ TEST_CASE("what follows public tokens that were passed over is weighed anew") {
   auto live = tree.insert(iota(5000, 160), of(9));  // 40 chunks, beside which all gaps are short
   test::load(live);
   pass(tree, iota(0, 4), of(1, 4));
-  pass(tree, iota(100, 8), of(1, 4));                              // goes on as a tenant's
+  pass(tree, iota(100, 8), of(1, 4));                              // continues as a tenant's
   pass(tree, iota(100, 4), of(1, 4));                              // used again, …
   for (int i = 0; i < 2; ++i) pass(tree, iota(200, 4), of(1, 4));  // … as this is,
   for (int i = 0; i < 3; ++i) pass(tree, iota(300, 4), of(1, 4));  // and this more often
@@ -409,7 +409,7 @@ TEST_CASE("only leaves go, whether what is cached is public or not") {
       for (int i = 0; i < 200; ++i) {
         std::vector<int> tokens(static_cast<std::size_t>(random.uniform(1, 24)));
         for (int& token : tokens) token = random.uniform(0, 1);
-        // Now and then, for a while, nobody has anything of his own.
+        // Now and then, for a while, no tenant has anything of its own.
         const auto public_length =
             static_cast<std::size_t>(i % 100 < 50 ? random.uniform(0, 20) : 24);
         pass(tree, tokens, of(static_cast<std::uint64_t>(random.uniform(1, 3)), public_length));

@@ -27,7 +27,7 @@ using Tree = PrefixTree<int, chunk_size, PoolAllocator, NoRetention>;
 struct Search {
   explicit Search(int min_run_) : min_run(min_run_), tree({}, {.min_run = min_run_}) {}
 
-  /// Every beam goes on.
+  /// Every beam continues.
   void step() {
     test::decode(tree, plan, beams, [&](const ScheduledSequence&) { return token(); });
     check();
@@ -47,15 +47,15 @@ struct Search {
 
   int token() { return random.uniform(0, 50000); }
 
-  /// The need: distinct (chunk, offset) places that live paths hold, in full chunks.
+  /// The need: distinct (chunk, offset) slots that live paths hold, in full chunks.
   void check() {
     check_invariants(tree);
-    std::set<std::pair<ChunkIndex, int>> places;
+    std::set<std::pair<ChunkIndex, int>> slots;
     for (auto& s : beams)
       s.for_each_run({0, static_cast<int>(s.size())}, [&](const Piece& piece) {
-        for (int i = 0; i < piece.length; ++i) places.emplace(piece.chunk, piece.begin + i);
+        for (int i = 0; i < piece.length; ++i) slots.emplace(piece.chunk, piece.begin + i);
       });
-    const std::size_t need = (places.size() + chunk_size - 1) / chunk_size;
+    const std::size_t need = (slots.size() + chunk_size - 1) / chunk_size;
     // A run of min_run or more tokens takes ceil(length / chunk_size) chunks: at a length of
     // chunk_size + 1 that is two, so the factor is at least 2. Sequences that left stay while they
     // are copied.
@@ -113,7 +113,7 @@ TEST_CASE("parallel sampling: the prompt is held once") {
   CHECK(search.worst <= 0);
 }
 
-TEST_CASE("tree of thoughts: branch deep, prune, go on") {
+TEST_CASE("tree of thoughts: branch deep, prune, continue") {
   for (const int min_run : {4, 8}) {
     Search search(min_run);
     search.start(50);

@@ -146,7 +146,7 @@ struct Scenario {
     in_flight.reserve(4);
     join("a", iota(0, 30));
     join("b", iota(0, 17));
-    join("twin", iota(0, 30));
+    join("equal", iota(0, 30));
     begin(5);
     join("late", iota(0, 8), {.share_pending = false});
     submit();
@@ -155,11 +155,11 @@ struct Scenario {
     finish(1);
     finish(2);
     decode(3);
-    for (std::size_t position = 3; position < 28; position += 3) save("twin", position);
+    for (std::size_t position = 3; position < 28; position += 3) save("equal", position);
     save("b", 16);  // one more than a path may have
     fork("a", "a2");
     fork("a2", "a3");
-    fork("twin", "shorter", 12);
+    fork("equal", "shorter", 12);
     decode(3);
     begin(100);  // dropped before it runs
     attempt([&] { open.reset(); });
@@ -171,7 +171,7 @@ struct Scenario {
     submit();
     finish(900);
     finish(7);
-    begin(100, 4, {-1, -1, 1, 0});  // of 900 … 903 the trunk is 901, 902
+    begin(100, 4, {-1, -1, 1, 0});  // of 900 … 903 the main branch is 901, 902
     submit();
     finish(7, 3, {900, 903});
     decode(1);
@@ -182,7 +182,7 @@ struct Scenario {
     submit();
     attempt([&] { in_flight.clear(); });  // dropped in flight
     attempt([&] { tree.device_idle(); });
-    for (const char* name : {"a", "twin", "b2"}) attempt([&] { live.erase(name); });
+    for (const char* name : {"a", "equal", "b2"}) attempt([&] { live.erase(name); });
     std::optional<SwappedSequence<int>> swapped;
     KvCache<Cpu, float> cache(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
     attempt([&] { swapped = swap_out(live.at("b"), cache); });
@@ -244,7 +244,7 @@ TEST_CASE("every allocation of a scenario fails once") {
   fail_everywhere<Lru>({.sharing = TreeOptions::Sharing::chunk});
 }
 
-TEST_CASE("what is refused leaves nothing behind") {
+TEST_CASE("what is refused changes nothing") {
   using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
   Tree tree(PoolAllocator{.max_chunks = 2});
   auto s = tree.insert(iota(0, 7));
@@ -323,12 +323,12 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   source.append(iota(50, 5));
   source.mark_loaded({0, 15});
 
-  auto twin = source.fork();      // 5 tokens are to be copied
-  auto grandchild = twin.fork();  // copied from the source as well: no copy waits for another
-  twin.append(7);
+  auto fork = source.fork();      // 5 tokens are to be copied
+  auto grandchild = fork.fork();  // copied from the source as well: no copy waits for another
+  fork.append(7);
   grandchild.append(8);
   auto step = tree.begin_step();
-  REQUIRE(step.add(twin));
+  REQUIRE(step.add(fork));
   REQUIRE(step.add(grandchild));
   const auto view = plan.build(step);
   const std::vector<PlanView::RowCopy> copies(view.copies, view.copies + view.num_copies);
@@ -344,9 +344,9 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   CHECK(plan.build(next).num_copies == 0);  // the step before has them
   auto second = std::move(next).submit();
   source.leave();
-  twin.leave();
+  fork.leave();
   CHECK(tree.stats().leaving_sequences == 2);
-  std::vector<Tree::Sequence> others;  // nobody gets the places of a copy
+  std::vector<Tree::Sequence> others;  // no other sequence gets the slots of a copy
   for (int i = 0; i < 20; ++i) {
     others.push_back(tree.insert(iota(1000 * (i + 1), 9)));
     others.back().for_each_run({0, 9}, [&](const Piece& piece) {
@@ -368,7 +368,7 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   check_invariants(tree);
 }
 
-TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
+TEST_CASE("a fork that leaves before its copy was made takes the copy back") {
   using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
   for (const bool in_step : {false, true}) {
     Tree tree(PoolAllocator{.max_chunks = 8}, {.min_run = 8});
@@ -377,12 +377,12 @@ TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
     source.append(iota(90, 3));
     source.mark_loaded({0, 12});
     {
-      auto twin = source.fork();
+      auto fork = source.fork();
       CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.size() == 1);
-      twin.append(5);
+      fork.append(5);
       auto step = tree.begin_step();
-      if (in_step) REQUIRE(step.add(twin));
-      twin.leave();
+      if (in_step) REQUIRE(step.add(fork));
+      fork.leave();
       CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.size() ==
             (in_step ? 1 : 0));  // a step may read them
       const auto view = plan.build(step);
@@ -396,7 +396,7 @@ TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
     std::vector<int> path = iota(0, 9);
     for (const int t : iota(90, 3)) path.push_back(t);
     CHECK(tree.match_prefix(path).cached == 12);
-    // What the source wrote is cache; a twin's unwritten duplicate is not.
+    // What the source wrote is cache; a fork's unwritten duplicate is not.
     if (!in_step) CHECK(tree.stats().stored_tokens == 12);
   }
 }

@@ -76,11 +76,11 @@ class LruSimulation {
       auto fresh = std::make_unique<Node>();
       fresh->tokens.assign(prompt.begin() + static_cast<std::ptrdiff_t>(position), prompt.end());
       fresh->parent = at;
-      // A run continues in the free places of its parent's last chunk if nobody else does.
+      // A run continues in the free slots of its parent's last chunk if no other does.
       fresh->begin = at != &root_ && !at->continued && at->end() < chunk_size_ ? at->end() : 0;
       const std::size_t needed = new_chunks(*fresh);
       while (chunks_ + needed > capacity_) evict();
-      // Evicting may have given the places behind the parent back.
+      // Evicting may have given the slots after the parent back.
       if (fresh->begin == 0 && at != &root_ && !at->continued && at->end() < chunk_size_)
         fresh->begin = at->end();
       if (fresh->begin > 0) at->continued = true;
@@ -107,7 +107,7 @@ class LruSimulation {
     std::map<int, std::unique_ptr<Node>> children;
     std::vector<int> tokens;
     int begin = 0;           // offset in the first chunk
-    bool continued = false;  // somebody holds the places behind the last token
+    bool continued = false;  // a child holds the slots after the last token
     bool used = false;
 
     [[nodiscard]] int end_offset(int chunk_size) const {
@@ -215,7 +215,7 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
     const int lines = test::scaled(1200);
     for (int i = 0; i < lines && std::getline(in, line); ++i) {
       // Each id of the trace stands for a block; its length is jittered, so that prompts part
-      // inside chunks. The last block is cut at a random place.
+      // inside chunks. The last block is cut at a random position.
       std::vector<int> prompt;
       const std::size_t open = line.find("\"hash_ids\": [");
       const char* at = line.c_str() + open + 13;
@@ -275,14 +275,14 @@ TEST_CASE("clear: what live sequences had before is never found again, generated
     test::load(a);
     tree.clear();
     test::load(b);
-    auto twin = b.fork();
+    auto fork = b.fork();
     a.leave();
     b.leave();
     CHECK(tree.match_prefix(iota(0, 12)).cached == 0);
     CHECK(tree.match_prefix(iota(50, 20)).cached == 0);
-    CHECK(twin.tokens() == iota(50, 20));
+    CHECK(fork.tokens() == iota(50, 20));
     check_invariants(tree);
-    twin.leave();
+    fork.leave();
     CHECK(tree.match_prefix(iota(50, 20)).cached == 0);
     pass(tree, iota(50, 20));  // what is computed from now on is
     CHECK(tree.match_prefix(iota(50, 20)).cached == 20);
@@ -359,14 +359,14 @@ TEST_CASE("Priority: what a fork computes is kept at the level of its source") {
   }
   auto source = tree.insert(prompt, {.priority = 1});
   load(source);
-  auto twin = source.fork();
-  for (const int token : {5, 6, 7, 8}) twin.append(token);
-  load(twin);
+  auto fork = source.fork();
+  for (const int token : {5, 6, 7, 8}) fork.append(token);
+  load(fork);
   source.leave();
-  twin.leave();
+  fork.leave();
   CHECK(tree.stats().retained_chunks == 3);
   auto first = tree.insert(next), second = tree.insert(std::vector<int>{9, 9, 9, 9});
-  CHECK(tree.match_prefix(important).cached == 4);  // the twin's own tokens were less important
+  CHECK(tree.match_prefix(important).cached == 4);  // the fork's own tokens were less important
   CHECK(tree.match_prefix(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}).cached == 4);
 }
 

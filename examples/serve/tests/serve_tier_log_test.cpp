@@ -44,7 +44,7 @@ struct Subscribed {
       : mirror(static_cast<std::size_t>(options.block_tokens > 0 ? options.block_tokens : chunk)),
         b(std::move(stores), with_log(std::move(options)), chunks) {}
   Bench::Options with_log(Bench::Options options) {
-    options.observer = std::make_shared<serve::TierLogObserver<Bench::Below>>(log);
+    options.observer = std::make_shared<serve::TierLogObserver<Bench::TreeTiers>>(log);
     return options;
   }
   void deliver() {
@@ -54,7 +54,7 @@ struct Subscribed {
     });
   }
   void flush() {
-    b.below->flush();
+    b.tiers->flush();
     deliver();
   }
   /// A prompt runs and goes to the tiers.
@@ -179,7 +179,7 @@ TEST_CASE("whatever happens, the mirror holds what the stores hold and finds wha
         const std::size_t expected =
             std::min(f.mirror.match(prompt, cached, how.name_space, how.public_length),
                      std::max(cached, prompt.size() - 1));
-        auto load = f.b.below->load(s);
+        auto load = f.b.tiers->load(s);
         load.wait(s);
         const auto lost_before = lost_so_far();
         f.flush();
@@ -194,12 +194,12 @@ TEST_CASE("whatever happens, the mirror holds what the stores hold and finds wha
         f.b.model.compute(s, f.b.cache);
         CHECK(f.b.model.error(s, f.b.cache) == 0);
       }
-      if (below(4) == 0) (void)f.b.below->advance();
+      if (below(4) == 0) (void)f.b.tiers->advance();
       if (below(8) == 0) f.deliver();
-      if (below(60) == 0) f.b.below->store_all();
+      if (below(60) == 0) f.b.tiers->store_all();
       if (below(100) == 0) {
         f.b.tree.clear();
-        f.b.below->reopen("after " + std::to_string(round));  // other weights: nothing fits
+        f.b.tiers->reopen("after " + std::to_string(round));  // other weights: nothing fits
       }
     }
     f.flush();
@@ -234,7 +234,7 @@ TEST_CASE("what a directory had before is published when it is found") {
     f.check_holds(0, *files);
     f.store(prompt);
     CHECK(f.mirror.num_blocks(Medium::memory) == 8);
-    CHECK(f.b.below->stats().tiers[0].stored == 0);
+    CHECK(f.b.tiers->stats().tiers[0].stored == 0);
     f.check_holds(0, *files);
   }
   std::filesystem::remove_all(folder);
@@ -284,7 +284,7 @@ TEST_CASE("new weights clear what is published") {
   f.b.run(prompt);
   f.b.evict_all();
   f.b.tree.clear();  // with all on its way
-  f.b.below->reopen("m2");
+  f.b.tiers->reopen("m2");
   f.flush();
   REQUIRE(f.events.size() == 1);
   CHECK(f.events[0].first.kind == Kind::cleared);
@@ -292,7 +292,7 @@ TEST_CASE("new weights clear what is published") {
   f.store(prompt);
   CHECK(f.mirror.match(prompt, 0) == 64);
   f.b.tree.clear();
-  f.b.below->reopen("m1");
+  f.b.tiers->reopen("m1");
   f.flush();
   CHECK(f.mirror.num_known() == 0);
   CHECK(f.b.load(prompt) == 63);  // with the first weights again it is found
@@ -329,7 +329,7 @@ TEST_CASE("changes of more blocks than are kept are published as what holds then
   const auto key_at = [](std::size_t n) { return TierStore::Key{n + 1, 7}; };
   const auto expect = [&](std::size_t num_blocks) {
     return log->expect(num_blocks, [&](std::size_t i) {
-      return Bench::Below::Block{
+      return Bench::TreeTiers::Block{
           key_at(i), {}, static_cast<std::int32_t>(i), {static_cast<int>(i)}};
     });
   };
@@ -367,7 +367,7 @@ TEST_CASE("a hold of before cleared() does not count after it") {
   const auto log = std::make_shared<TierLog>(std::vector(media, media + 2));
   const TierStore::Key key{1, 2};
   const auto expect = [&] {
-    return log->expect(1, [&](std::size_t) { return Bench::Below::Block{key, {}, 0, {5}}; });
+    return log->expect(1, [&](std::size_t) { return Bench::TreeTiers::Block{key, {}, 0, {5}}; });
   };
   auto old = expect();
   log->cleared();
