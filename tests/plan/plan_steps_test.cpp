@@ -1,5 +1,6 @@
 // Long decoding: no step after the warm-up allocates, and the segments are rebuilt exactly when a
-// sequence joins, leaves or forks or the list of rows changes. And which sequences a step may have together.
+// sequence joins, leaves or forks or the list of rows changes. And which sequences a step may have
+// together.
 #include <doctest/doctest.h>
 
 #include <cstddef>
