@@ -26,7 +26,8 @@ constexpr CpuOptions::Accuracy accuracies[] = {
     CpuOptions::Accuracy::fp32, CpuOptions::Accuracy::two_terms, CpuOptions::Accuracy::one_term};
 constexpr const char* names[] = {"fp32", "two terms", "one term"};
 
-// Ragged prefixes with enough lines for products: grouped heads, decode rows, and causal prefill.
+// Ragged prefixes with enough query-head rows for products: grouped heads, decode rows, and causal
+// prefill.
 test::RandomPlanOptions random_shape(Random& random) {
   test::RandomPlanOptions options;
   options.share = random.pick({Share::some, Share::all, Share::all});

@@ -1,5 +1,6 @@
-// NaN in, NaN out, and nowhere else: a NaN in q, K or V reaches every line that sees it, in every
-// mode and element type, and no line that does not. Infinite logits likewise have one answer.
+// NaN in, NaN out, and nowhere else: a NaN in q, K or V reaches every query-head row that sees it,
+// in every mode and element type, and no row that does not. Infinite logits likewise have one
+// answer.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -93,7 +94,7 @@ int check_nan(std::uint64_t stream, int cases) {
 }  // namespace
 
 // Few kernels on purpose: under sanitizers each takes the compiler half a minute.
-TEST_CASE("a NaN reaches every line that sees it, and no other") {
+TEST_CASE("a NaN reaches every query-head row that sees it, and no other") {
   int merged = 0;
   merged += check_nan<64, float>(1, 12);
   merged += check_nan<24, float>(2, 6);

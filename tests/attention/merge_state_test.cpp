@@ -24,7 +24,7 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-/// What several states of one line are together; `base` is that of the logarithms.
+/// What several states of one query-head row are together; `base` is that of the logarithms.
 struct Expected {
   std::vector<double> out;
   double lse = -std::numeric_limits<double>::infinity();
