@@ -29,8 +29,8 @@ closures="
   executor 570               fwd 720                    kv_cache 1560              kv_view 930
   merge_state 590            plan_view 650              prefix_tree 5430           sequence 4470
   step 4780                  tree_options 670           variants 650               version 10
-  cache/admission 4640       cache/checkpoints 4960     cache/policy 5210          debug/attention 2530
-  debug/reference 2470       debug/tree 4510            events/cache_event 840     events/cache_events 4320
+  cache/admission 4640       cache/checkpoints 4960     cache/policy 5210          debug/attention 2540
+  debug/reference 2480       debug/tree 4510            events/cache_event 840     events/cache_events 4320
   events/mirror 4600         interop/block_table 930    interop/page_tables 80     interop/paged_plan 1270
   interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9650 runtime/openmp_executor 640
   tiers/tier_store 120       tiers/tiers 7360           transfer/transfer 1990

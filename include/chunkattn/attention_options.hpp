@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -84,7 +85,8 @@ struct CpuOptions {
     one_term,
   };
 
-  float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
+  std::optional<float>
+      sm_scale{};  ///< factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim)
   Reduce reduce = Reduce::deterministic;  ///< how partial results are merged
   /// Which instruction set runs; automatic: see instruction_set().
   InstructionSet instruction_set = InstructionSet::automatic;
@@ -94,18 +96,18 @@ struct CpuOptions {
   /// How work is cut and computed: for measurements, and if more is known than is in the plan.
   struct Tuning {
     /// Work is cut along the tokens of K/V until there are about this many tasks, unless they would
-    /// become too short. 0: 64 in deterministic mode and where nothing is shared, else four per
+    /// become too short. Unset: 64 in deterministic mode and where nothing is shared, else four per
     /// thread.
-    int min_tasks = 0;
+    std::optional<int> min_tasks{};
     /// How many KV heads a task may read together where nothing is computed by matrix products;
-    /// 0: as many as fit. Reading them together is faster, unless sequences share chunks that the
-    /// plan does not know to be shared (block tables without a tree): with 1 these stay in the
+    /// unset: as many as fit. Reading them together is faster, unless sequences share chunks that
+    /// the plan does not know to be shared (block tables without a tree): with 1 these stay in the
     /// caches.
-    int max_task_heads = 0;
+    std::optional<int> max_task_heads{};
     /// From how many query-head rows on (rows times query heads per KV head) shared K/V is computed
-    /// by matrix products; with fewer, K/V is streamed. 0: from where on products were measured to
-    /// be faster.
-    int min_product_lines = 0;
+    /// by matrix products; with fewer, K/V is streamed. Unset: from where on products were measured
+    /// to be faster.
+    std::optional<int> min_product_lines{};
   };
   Tuning tuning{};  ///< see Tuning
 };
@@ -117,7 +119,8 @@ using Accuracy = CpuOptions::Accuracy;
 
 /// Options of attention on a GPU.
 struct CudaOptions {
-  float sm_scale = 0;  ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
+  std::optional<float>
+      sm_scale{};  ///< factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim)
   /// Device memory of workspace_size(limits) bytes, aligned to 256 bytes; null: the constructor
   /// allocates it.
   void* workspace = nullptr;
@@ -133,20 +136,20 @@ struct CudaOptions {
 #endif
 
   /// The largest plan that an object takes. Its workspace, addresses and grids follow from these
-  /// and never change, so that a captured graph serves all plans within them. For a field that is 0
-  /// the value in its comment is used.
+  /// and never change, so that a captured graph serves all plans within them. A field that is not
+  /// set has the value in its comment.
   struct Limits {
-    std::int32_t max_rows = 0;      ///< query tokens of a step; required
-    std::int32_t num_qo_heads = 0;  ///< query heads; required
-    std::int32_t num_kv_heads = 0;  ///< KV heads; required
-    std::int32_t max_segments = 0;  ///< segments; 4 * max_rows
-    std::int32_t max_pieces = 0;    ///< extent of the piece array; 64 * max_rows + 4096
-    std::int32_t max_copies = 0;    ///< row copies; max_rows
+    std::int32_t max_rows = 0;                   ///< query tokens of a step; required
+    std::int32_t num_qo_heads = 0;               ///< query heads; required
+    std::int32_t num_kv_heads = 0;               ///< KV heads; required
+    std::optional<std::int32_t> max_segments{};  ///< segments; 4 * max_rows
+    std::optional<std::int32_t> max_pieces{};  ///< extent of the piece array; 64 * max_rows + 4096
+    std::optional<std::int32_t> max_copies{};  ///< row copies; max_rows
     /// Rows with partial results, counted once for each range of K/V that several tasks read;
     /// 4 * max_rows + 256, at most 3328: what tasks for up to 1024 decoding rows have use for, and
     /// rows of long prompts have none. More rows that share a prefix in one step need more.
-    std::int32_t max_partial_rows = 0;
-    std::int32_t max_windows = 0;  ///< windows whose task lists are kept, up to 7; 2
+    std::optional<std::int32_t> max_partial_rows{};
+    std::int32_t max_windows = 2;  ///< windows whose task lists are kept, up to 7
   };
 
   /// The cost model by which work is cut into tasks. Times are in picoseconds of one block

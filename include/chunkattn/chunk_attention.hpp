@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -258,13 +259,11 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   static CpuOptions checked(CpuOptions options) {
     using Reduce = CpuOptions::Reduce;
     using Accuracy = CpuOptions::Accuracy;
-    detail::check_argument(options.tuning.min_tasks >= 0, "options.tuning.min_tasks",
-                           options.tuning.min_tasks, "a count, or 0 for the default");
-    detail::check_argument(options.tuning.max_task_heads >= 0, "options.tuning.max_task_heads",
-                           options.tuning.max_task_heads, "a count, or 0 for the default");
-    detail::check_argument(options.tuning.min_product_lines >= 0,
-                           "options.tuning.min_product_lines", options.tuning.min_product_lines,
-                           "a count, or 0 for the default");
+    for (const auto& [name, count] :
+         {std::pair{"options.tuning.min_tasks", options.tuning.min_tasks},
+          std::pair{"options.tuning.max_task_heads", options.tuning.max_task_heads},
+          std::pair{"options.tuning.min_product_lines", options.tuning.min_product_lines}})
+      detail::check_argument(count.value_or(1) > 0, name, count.value_or(1), "at least 1");
     detail::check_argument(options.reduce == Reduce::deterministic ||
                                options.reduce == Reduce::spin_lock ||
                                options.reduce == Reduce::batch_invariant,

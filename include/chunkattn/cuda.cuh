@@ -166,7 +166,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     // A graph is replayed with other plans: as large as any may need.
     const std::int64_t heads = state_.limits_.num_kv_heads;
     const std::int64_t lines = (capturing ? state_.limits_.max_rows : view.num_rows) * heads;
-    const std::int64_t copies = (capturing ? state_.limits_.max_copies : view.num_copies) * heads;
+    const std::int64_t copies = (capturing ? *state_.limits_.max_copies : view.num_copies) * heads;
     constexpr int at_once = has_row_scales<T>
                                 ? detail::cuda::small_threads / 64  // two warps each
                                 : detail::cuda::written_lines(std::max(HeadDim, ValueDim));

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -30,10 +31,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// The shape of a model's K/V.
 struct KvCacheOptions {
-  int num_layers = 1;    ///< layers of the model, each with memory of its own
-  int num_kv_heads = 1;  ///< heads of K and of V
-  int head_dim = 0;      ///< elements per head of K, a multiple of 8
-  int value_dim = 0;     ///< elements per head of V, a multiple of 8; 0: head_dim
+  int num_layers = 1;              ///< layers of the model, each with memory of its own
+  int num_kv_heads = 1;            ///< heads of K and of V
+  int head_dim = 0;                ///< elements per head of K, a multiple of 8
+  std::optional<int> value_dim{};  ///< elements per head of V, a multiple of 8; unset: head_dim
   /// CPU: V is the first value_dim elements of each row of K and is not stored again: the latent
   /// vectors of multi-head latent attention (MLA).
   bool v_in_k = false;
@@ -44,7 +45,7 @@ struct KvCacheOptions {
   bool check_writes = false;
 
   /// Elements per head of V.
-  [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
+  [[nodiscard]] int dim_of_v() const noexcept { return value_dim.value_or(head_dim); }
 };
 
 /// K and V memory of every layer of a model, for the chunks of a tree (the paper's section 3.1).
@@ -124,8 +125,8 @@ class KvCache<Cpu, T> {
     view.stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(T));
     view.stride_chunk = static_cast<std::int64_t>(chunk_bytes() / sizeof(T));
     if (options_.dim_of_v() != options_.head_dim) {
-      view.value_dim = options_.value_dim;
-      view.v_stride_token = options_.value_dim;
+      view.value_dim = options_.dim_of_v();
+      view.v_stride_token = options_.dim_of_v();
       view.v_stride_head = view.stride_head;
       view.v_stride_chunk = view.stride_chunk;
     }

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "allocator.hpp"
 #include "detail/kv/chunk_base.hpp"
@@ -151,11 +152,11 @@ concept KvProvider = requires(C& cache, const C& constant) {
 
 /// The shape of one layer's K and V, for make_kv_view().
 struct KvGeometry {
-  std::int32_t num_chunks = 0;    ///< chunks that have memory
-  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
-  std::int32_t chunk_size = 0;    ///< tokens per chunk
-  std::int32_t head_dim = 0;      ///< elements per row of K
-  std::int32_t value_dim = 0;     ///< elements per row of V; 0: head_dim
+  std::int32_t num_chunks = 0;              ///< chunks that have memory
+  std::int32_t num_kv_heads = 0;            ///< heads of K and of V
+  std::int32_t chunk_size = 0;              ///< tokens per chunk
+  std::int32_t head_dim = 0;                ///< elements per row of K
+  std::optional<std::int32_t> value_dim{};  ///< elements per row of V; unset: head_dim
 };
 
 /// A view of an engine's own memory of float, half or bfloat16.

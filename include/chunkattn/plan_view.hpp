@@ -63,7 +63,7 @@ struct PlanView {
   };
 
   /// K/V rows [source_begin, +length) of source_chunk are to be copied to target_chunk, in every
-  /// layer, before anything is written. Doing it twice is harmless.
+  /// layer, before the step writes or reads K/V there. Doing it twice is harmless.
   struct RowCopy {
     ChunkIndex source_chunk;    ///< index of the chunk to copy from
     std::int32_t source_begin;  ///< first token slot there
@@ -75,9 +75,8 @@ struct PlanView {
   std::int32_t num_rows = 0;      ///< query tokens of the step
   std::int32_t num_segments = 0;  ///< parents before children
   std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
-  std::int32_t num_copies =
-      0;  ///< row copies to perform before this step reads: of rows it does not write
-  std::int32_t chunk_size = 0;              ///< tokens per chunk
+  std::int32_t num_copies = 0;  ///< row copies (see RowCopy), of rows that the step does not write
+  std::int32_t chunk_size = 0;  ///< tokens per chunk
   const Segment* segments = nullptr;        ///< [num_segments]
   const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
   const std::int32_t* row_token = nullptr;  ///< [num_rows] the row's index in the caller's order
@@ -108,7 +107,7 @@ struct PlanView {
     Array<std::int32_t> row_kv_len;      ///< [num_rows] path positions the row sees
     Array<std::int32_t> row_segment;     ///< [num_rows] the deepest segment of the row's path
     Array<WriteTarget> writes;           ///< [num_rows] in the caller's token order
-    Array<RowCopy> copies;               ///< row copies before this step writes
+    Array<RowCopy> copies;               ///< see RowCopy
     std::int32_t chunk_size = 0;         ///< tokens per chunk
     std::uint64_t segments_version = 0;  ///< changes with rows, segments or their row intervals
     std::uint64_t pieces_version = 0;    ///< changes when any piece or segment length changes

@@ -2,16 +2,13 @@
 // (the paper's prefix-aware KV cache, section 3.1). It knows only tokens and chunk indices.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "allocator.hpp"
 #include "detail/support/check.hpp"
@@ -28,7 +25,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 /// A prefix tree of prompts over one pool of chunks (the paper's PAKV, section 3.1). One tree
-/// serves every layer of a model; it has a root for each namespace.
+/// serves every layer of a model; sequences of different namespaces share nothing.
 ///
 /// Only one thread at a time may change the tree, its sequences or its steps; the caller locks.
 /// Const queries may run at the same time as each other, but not during a change. Any thread may
@@ -40,8 +37,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// \tparam ChunkSize  tokens per chunk, a power of two from 1 to 1024
 /// \tparam Allocator  hands out chunk indices: PoolAllocator, FixedAllocator or your own
 /// \tparam Retention  what becomes of chunks that no sequence uses: Lru keeps them until others
-/// need
-///                    them. NoRetention is the paper's; Priority, CachePolicy, or your own
+///                    need them. NoRetention is the paper's; Priority, CachePolicy, or your own
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
 class PrefixTree {
   static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,
@@ -72,8 +68,8 @@ class PrefixTree {
 
     /// Whether anything is pinned.
     [[nodiscard]] explicit operator bool() const noexcept { return size() > 0; }
-    /// Tokens that it pins. Fewer than at first if even pinned chunks had to be evicted, 0 after
-    /// clear().
+    /// Tokens that it pins. Fewer than at first if a live sequence needed even pinned chunks (no
+    /// watermark does), 0 after clear().
     [[nodiscard]] std::size_t size() const noexcept {
       if (!handle_.has_tree()) return 0;
       const detail::TreeCore& core = handle_.shared->tree->core;
@@ -86,7 +82,7 @@ class PrefixTree {
     Pin(const std::shared_ptr<Shared>& shared, std::int32_t index)
         : handle_(shared, index, shared->tree->core.retention.pins()[index].generation) {}
 
-    detail::Handle<Tree, detail::Held::pin> handle_;
+    detail::Handle<Tree, detail::HandleKind::pin> handle_;
   };
 
   /// An empty tree. Throws InvalidArgument for options out of range.
@@ -143,7 +139,7 @@ class PrefixTree {
   [[nodiscard]] Step begin_step() {
     Tree& tree = enter();
     shared_->expect_handle();
-    return Step({shared_, tree.core.steps.begin()});
+    return Step({shared_, tree.core.steps.open()});
   }
   /// Says that no device runs any step of this tree, so that memory of steps that were dropped in
   /// flight can be used again. (Otherwise when a later step has finished.)

@@ -9,8 +9,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "allocator.hpp"
@@ -125,12 +123,12 @@ class Sequence {
     detail::TreeCore& c = core();
     check_range(c.sequences[handle_.index], range);
     c.mark_loaded(handle_.index, range);
-    c.notify_written(handle_.index, range.begin);
   }
 
   /// A second sequence with the first `length` tokens, by default all of them. It shares their K/V;
-  /// only that of a short private tail (TreeOptions::min_run; with Sharing::chunk of the last chunk
-  /// if it is not full) is copied, by the next step. Unless it has all tokens and they are
+  /// only that of a short private tail (TreeOptions::min_run; with Sharing::chunk of the tail's
+  /// last chunk, if that is not full) is copied, by the next step. With Sharing::chunk a part of a
+  /// prompt's chunk is computed again. Unless it has all tokens and they are
   /// computed, its last token is computed again. What steps are computing, drafts and expected
   /// outputs stay with this sequence.
   /// \throws OutOfChunks      if a chunk for the copy is missing
@@ -162,7 +160,7 @@ class Sequence {
   /// Leaves the tree; the handle is empty afterwards. Chunks that only this sequence used are freed
   /// or kept as cache, as the retention policy says; those that a step uses, when it has finished.
   void leave() {
-    (void)core();
+    (void)core();  // throws for a dead handle
     handle_.shared->enter();
     handle_.reset();
   }
@@ -206,17 +204,21 @@ class Sequence {
   void for_each_run(TokenRange range, const F& f) const {
     const detail::TreeCore& c = core();
     check_range(c.sequences[handle_.index], range);
-    Array<Piece> nodes;  // (node, offset, length, -) last first
+    struct Part {
+      detail::NodeIndex node;
+      std::int32_t offset, length;
+    };
+    Array<Part> parts;  // last first
     c.sequences.for_each_node(handle_.index, range,
                               [&](detail::NodeIndex n, std::int32_t offset, std::int32_t length) {
-                                nodes.push_back({n, offset, length, 0});
+                                parts.push_back({n, offset, length});
                               });
-    for (std::size_t i = nodes.size(); i-- > 0;) {
-      const detail::TreeNode& n = c.topology.node(nodes[i].chunk);
+    for (std::size_t i = parts.size(); i-- > 0;) {
+      const detail::TreeNode& n = c.topology.node(parts[i].node);
       c.topology.for_each_run(
-          n, nodes[i].begin, nodes[i].length,
+          n, parts[i].offset, parts[i].length,
           [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
-            f(Piece{s, offset, run, n.position + nodes[i].begin + done});
+            f(Piece{s, offset, run, n.position + parts[i].offset + done});
             return true;
           });
     }
@@ -279,7 +281,7 @@ class Sequence {
     return c.fork(handle_.index, static_cast<std::int32_t>(length), compute_last);
   }
 
-  detail::Handle<Tree, detail::Held::sequence> handle_;
+  detail::Handle<Tree, detail::HandleKind::sequence> handle_;
 };
 
 CHUNKATTN_NAMESPACE_END

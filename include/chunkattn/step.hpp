@@ -18,10 +18,8 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "allocator.hpp"
 #include "detail/support/check.hpp"
@@ -124,10 +122,10 @@ class [[nodiscard]] Finished {
       detail::fail_argument("row", "of another step", "a row that rows() of this one gives");
     return record.entries[index];
   }
-  explicit Finished(detail::StepHandle<Tree, detail::Held::step>&& handle)
+  explicit Finished(detail::StepHandle<Tree, detail::HandleKind::step>&& handle)
       : handle_(std::move(handle)) {}
 
-  detail::StepHandle<Tree, detail::Held::finished> handle_;
+  detail::StepHandle<Tree, detail::HandleKind::finished> handle_;
 };
 
 /// A step that is queued on a device. Steps run in the order in which they were submitted; at most
@@ -163,10 +161,10 @@ class [[nodiscard]] InFlight {
  private:
   template <class>
   friend class Step;
-  explicit InFlight(detail::StepHandle<Tree, detail::Held::step>&& handle)
+  explicit InFlight(detail::StepHandle<Tree, detail::HandleKind::step>&& handle)
       : handle_(std::move(handle)) {}
 
-  detail::StepHandle<Tree, detail::Held::step> handle_;
+  detail::StepHandle<Tree, detail::HandleKind::step> handle_;
 };
 
 /// An open step; a tree has at most one. The memory that its rows read and write is reserved for it
@@ -271,7 +269,7 @@ class [[nodiscard]] Step {
   template <TokenType, int, ChunkAllocator, RetentionPolicy>
   friend class PrefixTree;
   friend class AttentionPlan;
-  explicit Step(detail::StepHandle<Tree, detail::Held::step>&& handle)
+  explicit Step(detail::StepHandle<Tree, detail::HandleKind::step>&& handle)
       : handle_(std::move(handle)) {}
 
   AddResult add_with(Sequence<Tree>& sequence, std::size_t max_tokens,
@@ -307,7 +305,7 @@ class [[nodiscard]] Step {
       detail::fail_argument("max_tokens", max_tokens, "at least one token");
     detail::StepRecord& record = handle_.record();
     detail::TreeCore& core = tree.core;
-    core.make_room(record, count);
+    core.reserve_entries(record, count);
     struct Addition {  // takes out again what was added, unless all was
       detail::TreeCore& core;
       detail::StepRecord& record;
@@ -323,7 +321,7 @@ class [[nodiscard]] Step {
     for (std::size_t i = 0;; ++i) {
       i = add_decoding(core.decoding(record), shared, at, i, count);
       if (i == count) break;
-      const detail::AddOutcome outcome = add_other(at(i), i, max_tokens);
+      const detail::AddOutcome outcome = add_general(at(i), i, max_tokens);
       if (outcome.reason != AddResult::Reason::none) [[unlikely]] {
         set_status(result, outcome);
         result.blocked_index_ = i;
@@ -350,8 +348,8 @@ class [[nodiscard]] Step {
     return i;
   }
   /// One of many that is not just decoding, or that is refused.
-  detail::AddOutcome add_other(const Sequence<Tree>& sequence, std::size_t index,
-                               std::size_t max_tokens) {
+  detail::AddOutcome add_general(const Sequence<Tree>& sequence, std::size_t index,
+                                 std::size_t max_tokens) {
     if (!sequence.is_live()) [[unlikely]]
       fail_handle(index, "not live", "a live handle, not one moved from or used after leave()");
     if (sequence.handle_.shared != handle_.shared()) [[unlikely]]
@@ -373,10 +371,10 @@ class [[nodiscard]] Step {
       status.waits_for_ = handle_.core().sequences.id_of(outcome.waits_for);
   }
   static std::int32_t limited(std::size_t n) noexcept {
-    return static_cast<std::int32_t>(std::min(n, std::size_t{1} << 30));
+    return static_cast<std::int32_t>(std::min(n, std::size_t{detail::max_length}));
   }
 
-  detail::StepHandle<Tree, detail::Held::step> handle_;
+  detail::StepHandle<Tree, detail::HandleKind::step> handle_;
 };
 
 CHUNKATTN_NAMESPACE_END

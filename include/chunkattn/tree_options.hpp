@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
+#include <optional>
 
 #include "allocator.hpp"
 #include "detail/support/check.hpp"
@@ -49,9 +49,9 @@ struct TreeOptions {
 
   Sharing sharing = Sharing::token;  ///< exact to the token, or whole chunks
   /// Sharing::token: a fork copies a private tail of fewer tokens than this and splits a longer one
-  /// in place. 0: ChunkSize / 2. Larger values copy more; smaller ones leave more chunks partly
+  /// in place. Unset: ChunkSize / 2. Larger values copy more; smaller ones leave more chunks partly
   /// used: at most ChunkSize / min_run times the chunks that the tokens need.
-  std::int32_t min_run = 0;
+  std::optional<std::int32_t> min_run{};
 };
 
 /// Positions [begin, begin + length) of a sequence.
@@ -113,10 +113,10 @@ struct TreeStats {
   std::uint64_t preempted_cached_tokens = 0;  ///< of these, found, written or not
   std::uint64_t splits = 0;                   ///< nodes cut in two
   std::uint64_t splits_inside_chunk = 0;      ///< of these, inside a chunk
-  std::uint64_t forks_copied = 0;             ///< forks that copied a short tail
-  std::uint64_t forks_shared = 0;             ///< forks that copied nothing
+  std::uint64_t forks_copied = 0;             ///< forks that copied a whole tail, being short
+  std::uint64_t forks_shared = 0;             ///< all others
   std::uint64_t copied_tokens = 0;            ///< K/V rows copied for forks
-  std::uint64_t reassigned_nodes = 0;  ///< nodes whose writer left before computing their K/V
+  std::uint64_t reassigned_nodes = 0;         ///< times that K/V to be computed got another writer
   std::uint64_t merged_tokens = 0;     ///< generated tokens dropped, being in the tree already
   std::uint64_t published_tokens = 0;  ///< generated tokens that prompts can match now
   std::uint64_t evicted_tokens = 0;    ///< cached tokens that were evicted
@@ -214,8 +214,7 @@ class AddResult {
 ///
 /// - `retains`, a constant: whether they stay as cache, or are freed at once.
 /// - `level(priority)`, noexcept: of what is cached, lower levels are evicted first; within a level
-/// the least
-///   recently used, and leaves of the tree before their parents.
+///   the least recently used, and leaves of the tree before their parents.
 /// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
 /// - `ttl`, which may be missing: see Lru.
 ///
@@ -253,8 +252,8 @@ struct Lru {
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
-  /// Unless 0: PrefixTree::expire() evicts what was not used for so long.
-  std::uint32_t ttl = 0;
+  /// If set: PrefixTree::expire() evicts what was not used for so long.
+  std::optional<std::uint32_t> ttl{};
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
@@ -270,8 +269,8 @@ struct Priority {
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
-  /// Unless 0: PrefixTree::expire() evicts what was not used for so long.
-  std::uint32_t ttl = 0;
+  /// If set: PrefixTree::expire() evicts what was not used for so long.
+  std::optional<std::uint32_t> ttl{};
   /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };

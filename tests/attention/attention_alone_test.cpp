@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,7 @@
 using namespace chunkattn;
 using test::Random;
 using test::Share;
+using Count = std::optional<int>;
 
 namespace {
 
@@ -130,9 +132,9 @@ void check_rows(std::uint64_t stream, int rounds) {
         ChunkAttention<Cpu, HeadDim> attention(
             threads, {.reduce = CpuOptions::Reduce::batch_invariant,
                       .instruction_set = set,
-                      .tuning = {.min_tasks = random.pick({0, 0, 1, 50}),
-                                 .max_task_heads = random.pick({0, 1}),
-                                 .min_product_lines = random.pick({0, 1, 20, 1000})}});
+                      .tuning = {.min_tasks = random.pick<Count>({{}, {}, 1, 50}),
+                                 .max_task_heads = random.pick<Count>({{}, 1}),
+                                 .min_product_lines = random.pick<Count>({{}, 1, 20, 1000})}});
         attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
                       {.lse = answer.lse});
         if (threads == 1) together = answer;

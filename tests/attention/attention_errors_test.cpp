@@ -149,6 +149,8 @@ TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before me
                  "kv.num_kv_heads = 0"));
   CHECK(contains(test::refused([&] { (void)reference_attention(problem.kv.view, plan, q, -1.0); }),
                  "sm_scale = -1"));
+  CHECK(contains(test::refused([&] { (void)reference_attention(problem.kv.view, plan, q, 0.0); }),
+                 "sm_scale = 0"));
   changed.num_kv_heads = static_cast<int>(q.size()) + 1;
   CHECK(contains(test::refused([&] { (void)reference_attention(changed, plan, q); }),
                  "expected a multiple of num_kv_heads"));
@@ -263,9 +265,12 @@ TEST_CASE("options and executors") {
   CHECK(contains(test::refused([] {
                    ChunkAttention<Cpu, 8> attention(1, {.tuning = {.min_product_lines = -3}});
                  }),
-                 "options.tuning.min_product_lines = -3"));
+                 "options.tuning.min_product_lines = -3: expected at least 1"));
+  CHECK(contains(
+      test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.tuning = {.min_tasks = 0}}); }),
+      "options.tuning.min_tasks = 0"));
   for (const float scale :
-       {-1.0f, -0x1p-149f, std::numeric_limits<float>::infinity(),
+       {-1.0f, -0x1p-149f, 0.0f, -0.0f, std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
         -std::numeric_limits<float>::quiet_NaN()}) {
     CAPTURE(scale);

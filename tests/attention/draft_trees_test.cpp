@@ -25,7 +25,7 @@ void check_step(const std::vector<Tokens>& paths, int num_kv_heads, std::span<co
                 const KvView<T>& kv, const LiveView& view, const Case& of) {
   const ApartCase<T> apart(paths, num_kv_heads, head_dim);
   const Reference reference =
-      reference_attention(apart.kv->view, apart.plan.view(), q, 0, of.definition);
+      reference_attention(apart.kv->view, apart.plan.view(), q, {}, of.definition);
   static auto modes = variant_modes<head_dim>();
   for (auto& attention : modes) {
     CAPTURE(static_cast<int>(attention.options().reduce));

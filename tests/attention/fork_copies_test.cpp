@@ -78,7 +78,7 @@ struct Engine {
     return static_cast<float>((token * 31 + position * 7 + layer * 3 + i) % 97) / 16.0f;
   }
 
-  explicit Engine(int min_run = 0) : tree({}, {.min_run = min_run}) {
+  explicit Engine(std::optional<int> min_run = {}) : tree({}, {.min_run = min_run}) {
     tree.set_free_sink([this](ChunkIndex chunk) { kv.poison(chunk); });
   }
   ~Engine() { tree.set_free_sink({}); }

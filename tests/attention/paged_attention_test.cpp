@@ -209,7 +209,7 @@ void check_random(std::uint64_t stream, int rounds, Seen& seen) {
     }
     const auto plain = plain_plan(batch);
     const Reference reference =
-        reference_attention(memory.view, plain.view(), std::span<const X>(q), 0, variant);
+        reference_attention(memory.view, plain.view(), std::span<const X>(q), {}, variant);
     const Rounding rounding = test::rounding_in<T>(attention);
     const OracleReport report =
         compare_with_reference(reference, std::span<const X>(out), rounding);

@@ -93,8 +93,8 @@ void check(test::Random& random, const Case& c, const V& variant = {},
   REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
   cudaStreamDestroy(stream);
 
-  const auto reference = chunkattn::reference_attention(storage.view, plan.view(),
-                                                        std::span<const T>(queries), 0, definition);
+  const auto reference = chunkattn::reference_attention(
+      storage.view, plan.view(), std::span<const T>(queries), {}, definition);
   const std::vector<T> got = to_host(out);
   const auto report = chunkattn::compare_with_reference(reference, std::span<const T>(got),
                                                         chunkattn::unit_roundoff<T>());

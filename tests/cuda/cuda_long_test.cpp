@@ -308,7 +308,7 @@ void check_oracle(Random& random, const Path& path, Logits logits, const V& vari
       return cap * std::tanh(logit / cap);
     };
   const auto reference =
-      reference_attention(kv.view, plan.view(), std::span<const half>(q), 0.0, definition);
+      reference_attention(kv.view, plan.view(), std::span<const half>(q), {}, definition);
   Rounding rounding = unit_roundoff<half>();
   if constexpr (has_row_scales<E>) rounding.p *= 2;  // V is rounded, too
   CHECK(compare_with_reference(reference, std::span<const half>(got.out), rounding).ok());

@@ -118,7 +118,7 @@ TEST_CASE_TEMPLATE("variants over K/V of 8 bits agree with the oracle", E, std::
   definition.logit = [](double logit, LogitIndex) { return 20 * std::tanh(logit / 20); };
   definition.visible = [](LogitIndex at) { return at.q_idx - at.kv_idx < 50; };
   const auto reference = reference_attention(layer, step.plan.view(),
-                                             std::span<const half>(step.q->span()), 0, definition);
+                                             std::span<const half>(step.q->span()), {}, definition);
   CHECK(compare_with_reference(reference, std::span<const half>(step.out->span()), 0x1p-11).worst <=
         1.0);
   engine.steps.clear();

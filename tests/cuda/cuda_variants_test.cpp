@@ -28,7 +28,7 @@ void check_trees(std::uint64_t stream) {
         std::transform(engine.q.begin(), engine.q.end(), q.begin(), from_float<T>);
         const test::ApartCase<T> apart(engine.paths, engine.num_kv_heads, 16);
         const Reference reference = reference_attention(apart.kv->view, apart.plan.view(),
-                                                        std::span<const T>(q), 0, of.definition);
+                                                        std::span<const T>(q), {}, of.definition);
         modes.template each_answer<T>(
             engine.kv.layer(0), view, q, of.variant,
             [&](std::span<const T> out, std::span<const float> lse, Rounding rounding) {

@@ -53,7 +53,7 @@ struct Call {
 
   void check(const chunkattn::KvView<half>& layer, const test::RandomPlan& plan,
              std::span<const half> q) {
-    const auto reference = chunkattn::reference_attention(layer, plan.view(), q, 0, definition);
+    const auto reference = chunkattn::reference_attention(layer, plan.view(), q, {}, definition);
     const auto lines = static_cast<std::size_t>(plan.num_rows() * qo_heads);
     const auto report = chunkattn::compare_with_reference(
         reference, std::span<const half>(out.first(lines * head_dim)), 0x1p-11);

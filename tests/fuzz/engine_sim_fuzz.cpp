@@ -57,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t flags = choices.below(256);
   o.tree.sharing =
       flags & 1 ? chunkattn::TreeOptions::Sharing::chunk : chunkattn::TreeOptions::Sharing::token;
-  o.tree.min_run = static_cast<std::int32_t>(choices.below(5));
+  if (const auto run = static_cast<std::int32_t>(choices.below(5)); run > 0) o.tree.min_run = run;
   o.many_namespaces = (flags & 4) != 0;
   o.max_live = 10;
   o.max_prompt = 14;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -71,7 +72,7 @@ TEST_CASE_TEMPLATE("a share of the heads of a cache, whatever its V", T, float, 
 
 TEST_CASE("a share of the heads of dense memory keeps its plain addresses") {
   std::vector<float> k(3 * 4 * 8 * 16), v(k.size());
-  for (const int value_dim : {0, 8}) {
+  for (const std::optional<int> value_dim : {std::optional<int>{}, {8}}) {
     const auto whole = make_kv_view(k.data(), v.data(), {3, 4, 8, 16, value_dim});
     check_shares(whole);
     // For kernels of an engine's own, which count from `k` on.
@@ -113,7 +114,7 @@ TEST_CASE("heads that a view does not have") {
 
 TEST_CASE("V in K's memory, where it would overwrite K") {
   std::vector<float> m(2 * 2 * 8 * 16 * 2);
-  const auto refused = [&](float* k, float* v, int value_dim = 0) {
+  const auto refused = [&](float* k, float* v, std::optional<int> value_dim = {}) {
     return test::refused([&] { (void)make_kv_view(k, v, {2, 2, 8, 16, value_dim}); });
   };
   CHECK(refused(m.data(), m.data()).find("v = k: expected memory of V of its own") == 0);

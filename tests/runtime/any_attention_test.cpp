@@ -130,8 +130,7 @@ void check_same_bits() {
   CAPTURE(Size.value_dim);
   CAPTURE(element_name<T>());
   Problem problem(Size);
-  const KvCacheOptions options{2, num_kv_heads, Size.head_dim,
-                               Size.value_dim == Size.head_dim ? 0 : Size.value_dim};
+  const KvCacheOptions options{2, num_kv_heads, Size.head_dim, Size.value_dim};
 
   ChunkAttention<Cpu, Size.head_dim, Size.value_dim> attention(2);
   KvCache<Cpu, T> cache(problem.tree, options);
@@ -420,9 +419,9 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
   CHECK(make(ElementType::float32, {1, 1}) ==
         "type = float: expected one that this program was built with: half");
   CHECK(make(ElementType::half, {1, 1, 24}) ==
-        "options.head_dim = 24: expected that of the attention, 16, or 0 for it");
+        "options.head_dim = 24: expected that of the attention, 16, or none for it");
   CHECK(make(ElementType::half, {1, 1, 16, 8}) ==
-        "options.value_dim = 8: expected that of the attention, 16, or 0 for it");
+        "options.value_dim = 8: expected that of the attention, 16, or none for it");
   CHECK(make(ElementType::half, {0, 1}).starts_with("options.num_layers = 0"));
   CHECK(refused([&] { (void)cache->layer(1); }) == "layer = 1: expected less than num_layers, 1");
   CHECK(refused([&] { (void)cache->layer(0, out.data()); }).starts_with("stream = non-null"));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -26,11 +27,12 @@ struct ScaledStorage {
   std::vector<float> k_scale, v_scale;
   chunkattn::KvView<T> view;
 
-  ScaledStorage(int num_chunks, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
+  ScaledStorage(int num_chunks, int num_kv_heads, int chunk_size, int head_dim,
+                std::optional<int> value_dim = {}) {
     const auto rows = static_cast<std::size_t>(num_chunks) *
                       static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(chunk_size);
     k.resize(rows * static_cast<std::size_t>(head_dim));
-    v.resize(rows * static_cast<std::size_t>(value_dim > 0 ? value_dim : head_dim));
+    v.resize(rows * static_cast<std::size_t>(value_dim.value_or(head_dim)));
     k_scale.resize(rows);
     v_scale.resize(rows);
     view = chunkattn::make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(),
@@ -94,14 +96,14 @@ struct AttentionCase {
   chunkattn::Reference reference;
 
   /// \param q_deviation  1: logits of about unit variance; 20: logits up to about ±80
-  /// \param value_dim    elements per row of V; 0: as many as of K
+  /// \param value_dim    elements per row of V; unset: as many as of K
   AttentionCase(Random& random, const RandomPlanOptions& options, int head_dim_, int num_kv_heads,
-                int group, float q_deviation = 1.0f, int value_dim = 0)
+                int group, float q_deviation = 1.0f, std::optional<int> value_dim = {})
       : AttentionCase(random, make_random_plan(random, options), head_dim_, num_kv_heads, group,
                       q_deviation, value_dim) {}
 
   AttentionCase(Random& random, RandomPlan plan_, int head_dim_, int num_kv_heads, int group,
-                float q_deviation = 1.0f, int value_dim = 0)
+                float q_deviation = 1.0f, std::optional<int> value_dim = {})
       : plan(std::move(plan_)),
         kv(plan.num_chunks, num_kv_heads, plan.chunk_size, head_dim_, value_dim),
         num_qo_heads(num_kv_heads * group),

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace test {
 
 /// Options by which dot products compute wherever they can: a matrix unit does not take their
 /// place.
-inline chunkattn::CpuOptions dot_options(int min_product_lines = 0) {
+inline chunkattn::CpuOptions dot_options(std::optional<int> min_product_lines = {}) {
   chunkattn::CpuOptions options;
 #if defined(CHUNKATTN_WITH_DOTS)
   constexpr auto set = chunkattn::InstructionSet::CHUNKATTN_DOTS_SET;

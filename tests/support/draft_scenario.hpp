@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,8 @@ class DraftScenario {
 
   DraftScenario(Random& random, int num_kv_heads, int group)
       : random_(random),
-        engine_(num_kv_heads, group, {.min_run = random.pick({0, 1, chunk_size})}) {}
+        engine_(num_kv_heads, group,
+                {.min_run = random.pick<std::optional<int>>({{}, 1, chunk_size})}) {}
 
   /// \param check  check(engine, view) holds the attention of each step against the oracle
   template <class Check>

@@ -74,7 +74,7 @@ struct TenantPriority : chunkattn::CachePolicy {
 
 struct SimOptions {
   TreeOptions tree{};
-  chunkattn::detail::RetentionBudget retention{};
+  chunkattn::detail::RetentionLimits retention{};
   std::size_t max_checkpoints = 0;  // 0: the tree has none
   std::int32_t max_checkpoints_per_path = 8;
   bool learns = false;
@@ -95,7 +95,9 @@ struct SimOptions {
     policy.max_pinned = retention.max_pinned;
     if constexpr (requires { policy.learns; }) policy.learns = learns;
     if constexpr (requires { policy.fair; }) policy.fair = fair;
-    if constexpr (requires { policy.ttl; }) policy.ttl = learns ? 0 : ttl;
+    if constexpr (requires { policy.ttl; }) {
+      if (!learns) policy.ttl = ttl;
+    }
     return policy;
   }
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -25,8 +26,8 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
   const auto c = static_cast<std::size_t>(chunk_size);
   const bool is_large = chunk_size > 16;  // what the model does grows with the tokens
   for (const auto sharing : {TreeOptions::Sharing::token, TreeOptions::Sharing::chunk})
-    for (const int min_run : {0, 1, chunk_size}) {
-      if (sharing == TreeOptions::Sharing::chunk && min_run != 0) continue;
+    for (const std::optional<int> min_run : {std::optional<int>{}, {1}, {chunk_size}}) {
+      if (sharing == TreeOptions::Sharing::chunk && min_run) continue;
       SimOptions o;
       o.tree = {.sharing = sharing, .min_run = min_run};
       o.max_prompt = 6 + (is_large ? 2 : 4) * c;
@@ -35,10 +36,11 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.max_checkpoints = 40;
       o.max_checkpoints_per_path = 6;
       const std::string rule = (sharing == TreeOptions::Sharing::token ? "token" : "chunk") +
-                               std::string(", min_run ") + std::to_string(min_run);
+                               std::string(", min_run ") +
+                               (min_run ? std::to_string(*min_run) : "unset");
       o.retention.high_watermark = max_pool_chunks;
       all.push_back({rule + ", no limit", o});
-      o.retention.high_watermark = chunkattn::detail::RetentionBudget{}.high_watermark;
+      o.retention.high_watermark = chunkattn::detail::RetentionLimits{}.high_watermark;
       SimOptions few = o;  // few sequences that meet often
       few.retention.max_pinned = 3;
       few.max_checkpoints = 9;
@@ -53,7 +55,7 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.learns = true;
       all.push_back({rule + ", cache is evicted by what was learnt", o, true});
       o.fair = true;
-      o.learns = min_run == 0;
+      o.learns = !min_run;
       all.push_back({rule + ", tenants have shares", o, true});
       o.learns = o.fair = false;
       o.max_checkpoints = 16;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "chunkattn/kv_view.hpp"
@@ -233,17 +234,18 @@ void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>&
 }
 
 /// K and V memory of one layer in the layout [chunk][kv_head][token][head_dim], K and V apart (V
-/// with value_dim, unless that is 0).
+/// with value_dim, if that is set).
 template <class T>
 struct KvStorage {
   std::vector<T> k, v;
   chunkattn::KvView<T> view;
 
-  KvStorage(int num_chunks, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
+  KvStorage(int num_chunks, int num_kv_heads, int chunk_size, int head_dim,
+            std::optional<int> value_dim = {}) {
     const auto rows = static_cast<std::size_t>(num_chunks) *
                       static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(chunk_size);
     k.resize(rows * static_cast<std::size_t>(head_dim));
-    v.resize(rows * static_cast<std::size_t>(value_dim > 0 ? value_dim : head_dim));
+    v.resize(rows * static_cast<std::size_t>(value_dim.value_or(head_dim)));
     view = chunkattn::make_kv_view(k.data(), v.data(),
                                    {num_chunks, num_kv_heads, chunk_size, head_dim, value_dim});
   }

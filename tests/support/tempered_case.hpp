@@ -53,7 +53,7 @@ struct TemperedCase {
     };
     definition.gain = 2;
     return chunkattn::reference_attention(problem.kv.view, problem.plan.view(),
-                                          std::span<const X>(problem.q), 0, definition);
+                                          std::span<const X>(problem.q), {}, definition);
   }
 };
 

@@ -278,7 +278,7 @@ void check_variant_case(Backend& backend, const AttentionCase<T, X>& problem, in
                         const Case& of) {
   poison_hidden(problem.plan, problem.kv.view, group, of.definition);
   const chunkattn::Reference reference = chunkattn::reference_attention(
-      problem.kv.view, problem.plan.view(), std::span<const X>(problem.q), 0, of.definition);
+      problem.kv.view, problem.plan.view(), std::span<const X>(problem.q), {}, of.definition);
   const auto check = [&](std::span<const X> out, std::span<const float> lse,
                          chunkattn::Rounding rounding) {
     CHECK(chunkattn::compare_with_reference(reference, out, rounding).worst <= 1.0);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -37,11 +38,11 @@ class WrittenRows {
   /// \param largest  0, or values that 8 bits hold exactly: a power of two times integers up to
   ///                 127, or times float8_e4m3 up to 448, the largest of which is in every row
   WrittenRows(Random& random, const RandomPlan& plan, int heads, int head_dim, int largest,
-              int value_dim = 0)
+              std::optional<int> value_dim = {})
       : chunk_size_(plan.chunk_size),
         heads_(heads),
         head_dim_(head_dim),
-        value_dim_(value_dim > 0 ? value_dim : head_dim) {
+        value_dim_(value_dim.value_or(head_dim)) {
     plan.for_each_visible([&](int chunk, int offset) { targets_.push_back({chunk, offset}); });
     const auto less = [](auto a, auto b) {
       return a.chunk != b.chunk ? a.chunk < b.chunk : a.offset < b.offset;

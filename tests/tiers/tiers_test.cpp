@@ -777,7 +777,7 @@ TEST_CASE("arguments") {
   CHECK(refused([&] { TreeTiers(other, cache, {memory()}, {}); }) ==
         "cache = of another tree: expected the K/V memory of the tree");
   CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.block_tokens = -1}); }) ==
-        "options.block_tokens = -1: expected at least 1, or 0 for the tree's chunk size");
+        "options.block_tokens = -1: expected at least 1, or none for the tree's chunk size");
   CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.max_prefetched = 0}); }) ==
         "options.max_prefetched = 0: expected at least 1");
   CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==

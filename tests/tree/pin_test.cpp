@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/policy.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
@@ -63,6 +65,27 @@ TEST_CASE("pinned once: kept; dropped: evicted like any other") {
   }
   flood(tree);
   CHECK(cached(tree, iota(0, 10)) == 0);
+}
+
+TEST_CASE_TEMPLATE("watermarks evict nothing that is pinned: only a need for chunks does", Policy,
+                   Lru, CachePolicy) {
+  Policy policy;
+  policy.high_watermark = 5, policy.low_watermark = 1, policy.max_pinned = 4;
+  if constexpr (std::is_same_v<Policy, CachePolicy>) policy.learns = true;
+  PrefixTree<int, 4, PoolAllocator, Policy> tree(PoolAllocator{.max_chunks = 12}, {}, policy);
+  pass(tree, iota(0, 10));
+  const auto pin = tree.pin(iota(0, 10));
+  pass(tree, iota(500, 4));
+  auto live = tree.insert(iota(700, 16));  // with what is pinned 7 chunks, more than either mark
+  test::load(live);
+  pass(tree, iota(900, 4));
+  CHECK(cached(tree, iota(500, 4)) == 0);
+  CHECK(cached(tree, iota(900, 4)) == 0);
+  CHECK(pin.size() == 10);
+  CHECK(cached(tree, iota(0, 10)) == 10);
+  check_invariants(tree);
+  auto large = tree.insert(iota(2000, 28));
+  CHECK(pin.size() < 10);
 }
 
 TEST_CASE("pins are counted, and each undoes itself alone, in any order") {

@@ -240,7 +240,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   }
   unchanged();
   CHECK(refused([] { Tree bad({}, {.min_run = 5}); }) ==
-        "min_run = 5: expected between 0 and ChunkSize, 4");
+        "min_run = 5: expected between 1 and ChunkSize, 4");
   CHECK(refused([] { Tree bad({}, {.sharing = static_cast<TreeOptions::Sharing>(99)}); }) ==
         "sharing = 99: expected TreeOptions::Sharing::token or TreeOptions::Sharing::chunk");
   CHECK(refused([] {

@@ -139,7 +139,7 @@ class Attention {
             std::optional<float> scale, const std::string& reduce, const std::string& accuracy)
       : workers_(std::move(threads)) {
     CpuOptions options;
-    options.sm_scale = scale.value_or(0);
+    options.sm_scale = scale;
     using Reduce = CpuOptions::Reduce;
     options.reduce = chosen<Reduce>("reduce", reduce,
                                     {{"deterministic", Reduce::deterministic},

@@ -17,7 +17,7 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
 Tree make_tree(std::optional<std::size_t> max_chunks, const std::string& retention, bool learns,
                std::optional<std::size_t> high_watermark, std::optional<std::size_t> low_watermark,
-               std::size_t max_pinned, const std::string& sharing, int min_run) {
+               std::size_t max_pinned, const std::string& sharing, std::optional<int> min_run) {
   if (retention != "lru" && retention != "priority")
     refuse("retention", "'" + retention + "'", "'lru' or 'priority'");
   if (sharing != "token" && sharing != "chunk")
@@ -152,13 +152,13 @@ void bind_tree(nb::module_& module) {
           [](Tree* memory, std::optional<std::size_t> max_chunks, const std::string& retention,
              bool learns, std::optional<std::size_t> high_watermark,
              std::optional<std::size_t> low_watermark, std::size_t max_pinned,
-             const std::string& sharing, int min_run) {
+             const std::string& sharing, std::optional<int> min_run) {
             new (memory) Tree(make_tree(max_chunks, retention, learns, high_watermark,
                                         low_watermark, max_pinned, sharing, min_run));
           },
           "max_chunks"_a = nb::none(), nb::kw_only(), "retention"_a = "lru", "learns"_a = false,
           "high_watermark"_a = nb::none(), "low_watermark"_a = nb::none(), "max_pinned"_a = 0,
-          "sharing"_a = "token", "min_run"_a = 0)
+          "sharing"_a = "token", "min_run"_a = nb::none())
       .def_prop_ro("chunks_available", &Tree::chunks_available, "Chunks free or evictable.")
       .def_prop_ro("num_chunks", &Tree::num_chunks, "K/V memory must cover so many chunks.")
       .def_prop_ro("version", &Tree::version, "Changes when a plan may have to be rebuilt.")

@@ -71,7 +71,7 @@ class AttentionOf final : public HostAttention {
   static constexpr std::int32_t all_keys = 1 << 30;
 
   static chunkattn::CpuOptions scaled(chunkattn::CpuOptions options, const Config& config) {
-    if (config.sm_scale > 0) options.sm_scale = config.sm_scale;
+    options.sm_scale = config.sm_scale;
     return options;
   }
 

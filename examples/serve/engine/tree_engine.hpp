@@ -54,7 +54,7 @@ class TreeEngine final : public Engine {
         executor_(products.executor()),
         agreed_(products.ranks()),
         budget_(options.step_tokens, options.step_seconds) {
-    if (options.on_gpu && (model.config.window > 0 || model.config.sm_scale > 0))
+    if (options.on_gpu && (model.config.window > 0 || model.config.sm_scale))
       throw std::invalid_argument(
           "on_gpu = true: expected a model without windows or a scale of "
           "its own, which are not built for GPUs here");

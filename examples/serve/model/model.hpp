@@ -30,10 +30,10 @@ struct Config {
   int head_size = 0;     ///< 0: dim / num_qo_heads
   int window = 0;        ///< the last keys that a local layer sees, the row's own included; 0: all
   int global_every = 0;  ///< of layers each n-th has no window; 0: all have it
-  float local_rope_base = 0;  ///< of layers with a window; 0: rope_base
-  float sm_scale = 0;         ///< of q·k; 0: 1 / sqrt(head_dim)
-  float embedding_scale = 1;  ///< of embeddings as the first layer reads them
-  bool gelu = false;          ///< gates by GELU (its tanh form) instead of SiLU
+  float local_rope_base = 0;        ///< of layers with a window; 0: rope_base
+  std::optional<float> sm_scale{};  ///< of q·k; unset: 1 / sqrt(head_dim)
+  float embedding_scale = 1;        ///< of embeddings as the first layer reads them
+  bool gelu = false;                ///< gates by GELU (its tanh form) instead of SiLU
 
   [[nodiscard]] int head_dim() const { return head_size > 0 ? head_size : dim / num_qo_heads; }
   [[nodiscard]] int q_dim() const { return num_qo_heads * head_dim(); }

@@ -41,7 +41,7 @@ constexpr Medium media[] = {Medium::memory, Medium::files};
 struct Subscribed {
   explicit Subscribed(std::vector<std::shared_ptr<TierStore>> stores, Bench::Options options = {},
                       std::size_t chunks = 32)
-      : mirror(static_cast<std::size_t>(options.block_tokens > 0 ? options.block_tokens : chunk)),
+      : mirror(static_cast<std::size_t>(options.block_tokens.value_or(chunk))),
         b(std::move(stores), with_log(std::move(options)), chunks) {}
   Bench::Options with_log(Bench::Options options) {
     options.observer = std::make_shared<serve::TierLogObserver<Bench::TreeTiers>>(log);

@@ -126,7 +126,7 @@ class AdmissionQueue {
  private:
   struct Entry {
     Request request;
-    detail::Match match;           // what the tree last had of it
+    detail::PathMatch match;           // what the tree last had of it
     std::uint32_t generation = 0;  // of the last node of that; 0: nothing is known
     std::size_t overtaken = 0;
   };
@@ -172,7 +172,7 @@ class AdmissionQueue {
   }
   /// Leaves of a match what the tree still has; false where nothing is known of that.
   [[nodiscard]] static bool keep_what_is_left(const detail::TreeCore& core, Entry& entry) noexcept {
-    detail::Match& match = entry.match;
+    detail::PathMatch& match = entry.match;
     const detail::TreeNode* n = &core.topology.node(match.last);
     if (n->generation != entry.generation || n->state != detail::NodeState::published) return false;
     while (n->position >= match.length && match.last != detail::root_node) {

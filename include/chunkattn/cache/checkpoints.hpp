@@ -111,7 +111,7 @@ class Checkpoints {
                                  const InsertOptions& options = {}) const {
     check_tree();
     const auto& tree = *shared_->tree;
-    const detail::Match match = tree.find(prompt, options);
+    const detail::PathMatch match = tree.find(prompt, options);
     const std::size_t cached = tree.result_of(match, options).cached;
     const std::int32_t i = nodes_.nearest(match.last, static_cast<std::int32_t>(cached));
     return i == detail::none ? 0 : detail::to_size(nodes_.table()[i].position);

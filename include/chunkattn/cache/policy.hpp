@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "../detail/retention/retention_rules.hpp"
@@ -21,14 +22,14 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// What a TokenTree has such a policy do. A policy whose type `Hooks` is another one has an
-/// EvictionOrder of its own: these three functions go together.
+/// What TokenTree calls for a CachePolicy, where it is made and where prompts join; by its name
+/// `Policy::Hooks`. Internal, as EvictionOrder is: policies of users derive from CachePolicy.
 struct CacheHooks {
   /// The order of a policy that learns or tells tenants apart; of others none.
   template <class Policy>
   static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, Retention& retention) {
-    check_argument(!policy.learns || policy.ttl == 0, "ttl", policy.ttl,
-                   "0 for a policy that learns");
+    check_argument(!policy.learns || !policy.ttl, "ttl", policy.ttl.value_or(0),
+                   "none for a policy that learns");
     if (!policy.learns && !policy.fair) return nullptr;
     return std::make_unique<CacheOrder>(retention.parts(), policy.learns, policy.fair);
   }
@@ -106,7 +107,7 @@ struct CachePolicy {
   /// with K/V in it, or at most a few times as many.
   bool fair = false;
   /// As of Lru. Not with `learns`.
-  std::uint32_t ttl = 0;
+  std::optional<std::uint32_t> ttl{};
   /// Whether lower InsertOptions::priority goes first, as under Priority.
   bool by_priority = false;
   /// One level, or one for each priority.

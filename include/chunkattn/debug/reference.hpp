@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -267,19 +268,20 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
 /// seen, or all logits -infinity) gives 0 and an lse of -infinity.
 /// \param kv        K and V of one layer, in host memory
 /// \param q         [num_rows][num_qo_heads][head_dim], the caller's row order
-/// \param sm_scale  0: 1 / sqrt(head_dim)
+/// \param sm_scale  unset: 1 / sqrt(head_dim)
 /// \param variant   what else is done to logits
 /// \throws InvalidArgument where the sizes do not fit each other
 template <class T, class X>
 [[nodiscard]] Reference reference_attention(const KvView<T>& kv, const PlanView& plan,
-                                            std::span<const X> q, double sm_scale = 0,
+                                            std::span<const X> q,
+                                            std::optional<double> sm_scale = {},
                                             const ReferenceVariant& variant = {}) {
   detail::check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows, "at least one row");
   detail::check_argument(kv.num_kv_heads > 0, "kv.num_kv_heads", kv.num_kv_heads, "at least 1");
   detail::check_argument(kv.head_dim > 0, "kv.head_dim", kv.head_dim, "at least 1");
-  detail::check_argument(sm_scale >= 0 && sm_scale <= std::numeric_limits<double>::max(),
-                         "sm_scale", sm_scale,
-                         "a positive finite factor, or 0 for 1 / sqrt(head_dim)");
+  detail::check_argument(!sm_scale || (*sm_scale > 0 && std::isfinite(*sm_scale)), "sm_scale",
+                         sm_scale.value_or(0),
+                         "a positive finite factor, or none for 1 / sqrt(head_dim)");
   Reference result;
   result.num_rows = plan.num_rows;
   result.num_qo_heads = detail::count_qo_heads(q.size(), plan.num_rows, kv.head_dim);
@@ -289,7 +291,7 @@ template <class T, class X>
                          result.num_qo_heads, "a multiple of num_kv_heads");
   const int group = result.num_qo_heads / kv.num_kv_heads;
   const std::size_t dim = static_cast<std::size_t>(kv.head_dim);
-  const double scale = sm_scale != 0 ? sm_scale : 1.0 / std::sqrt(static_cast<double>(dim));
+  const double scale = sm_scale.value_or(1.0 / std::sqrt(static_cast<double>(dim)));
   const std::size_t lines = q.size() / dim;
   result.out.assign(lines * static_cast<std::size_t>(result.value_dim), 0.0);
   result.abs_v.assign(result.out.size(), 0.0);

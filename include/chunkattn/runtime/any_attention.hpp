@@ -334,7 +334,7 @@ class AnyAttention {
 
   /// K/V memory on the device for the chunks of `tree`, wherever that is moved.
   /// \param type     one of kv_types()
-  /// \param options  head_dim and value_dim may be left 0 for those of this object
+  /// \param options  head_dim and value_dim may be left out for those of this object
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
   [[nodiscard]] std::unique_ptr<AnyKvCache> make_cache(
       const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, ElementType type,
@@ -383,14 +383,14 @@ class AnyAttention {
   [[nodiscard]] KvCacheOptions completed(KvCacheOptions options) const {
     if (options.head_dim == 0) {
       options.head_dim = head_dim();
-      if (options.value_dim == 0 && value_dim() != head_dim()) options.value_dim = value_dim();
+      if (!options.value_dim && value_dim() != head_dim()) options.value_dim = value_dim();
     }
     if (options.head_dim != head_dim()) [[unlikely]]
       detail::fail_argument("options.head_dim", options.head_dim,
-                            {"that of the attention, ", head_dim(), ", or 0 for it"});
+                            {"that of the attention, ", head_dim(), ", or none for it"});
     if (options.dim_of_v() != value_dim()) [[unlikely]]
       detail::fail_argument("options.value_dim", options.dim_of_v(),
-                            {"that of the attention, ", value_dim(), ", or 0 for it"});
+                            {"that of the attention, ", value_dim(), ", or none for it"});
     return options;
   }
   [[nodiscard]] virtual std::unique_ptr<AnyKvCache> cache_for(

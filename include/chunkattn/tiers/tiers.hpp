@@ -183,8 +183,8 @@ class Tiers {
     /// What K/V is computed with: weights, adapters, how positions are encoded. Records of any
     /// other text are never read.
     std::string model{};
-    /// Tokens that are stored and found as one; 0: the tree's ChunkSize.
-    std::int32_t block_tokens = 0;
+    /// Tokens that are stored and found as one; unset: the tree's ChunkSize.
+    std::optional<std::int32_t> block_tokens{};
     /// What K/V of float, half or bfloat16 is stored as: int8 or float8_e4m3, with a scale for each
     /// row; or as it is. Rounded K/V makes other logits.
     std::optional<ElementType> stored_as{};

@@ -205,8 +205,7 @@ class CacheOrder final : public EvictionOrder {
   [[nodiscard]] Array<char> used_tenants() const {
     Array<char> is_used(shares_->size());
     for (std::size_t i = 1; i < topology_.num_indices(); ++i)
-      if (const TreeNode& n = topology_.node(static_cast<NodeIndex>(i));
-          n.state != NodeState::unused)
+      if (const TreeNode& n = topology_.node(static_cast<NodeIndex>(i)); n.state != NodeState::free)
         if (const std::int32_t tenant = shares_->index_of(n.name_space); tenant >= 0)
           is_used[to_size(tenant)] = 1;  // scratch slots of drafts are of no tenant
     return is_used;

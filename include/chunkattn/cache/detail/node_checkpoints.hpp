@@ -140,7 +140,7 @@ class NodeCheckpoints final : public NodeObserver {
         if (!is_its_own || !is_after_tokens || !can_be_found) return false;
         end = table_[i].position - 1;  // the last one comes first
       }
-      if (n.state != NodeState::unused && count(index) > max_per_path_) return false;
+      if (n.state != NodeState::free && count(index) > max_per_path_) return false;
       if (marked_.has(index) != has_any(index)) return false;
       marked += marked_.has(index);
     }

@@ -42,6 +42,13 @@ class TreeInspector {
     std::size_t nodes = 0, num_slots = 0, published = 0, retained = 0;
   };
 
+  /// The key of the retention list that a node belongs to.
+  [[nodiscard]] std::int64_t list_key_of(const TreeNode& n) const noexcept {
+    if (n.pins > 0) return RetainedList::key_of_pinned;
+    return retention_.order_ ? retention_.order_->key_of(n)
+                             : n.level * RetainedList::keys_per_level;
+  }
+
   void check_storage() const {
     Array<ChunkRecord> counted(chunks_.size());
     Array<std::uint8_t> taken(chunks_.size() * chunk_size_);
@@ -49,7 +56,7 @@ class TreeInspector {
     for (std::size_t i = 0; i < topology_.num_indices(); ++i) {
       const auto index = static_cast<NodeIndex>(i);
       const TreeNode& n = topology_.node(index);
-      if (n.state == NodeState::unused) continue;
+      if (n.state == NodeState::free) continue;
       ++totals.nodes;
       if (index == root_node) continue;
       check_node(n, index);
@@ -79,7 +86,7 @@ class TreeInspector {
   // A node beside its parent.
   void check_node(const TreeNode& n, NodeIndex index) const {
     const TreeNode& parent = topology_.node(n.parent);
-    expect(parent.state != NodeState::unused, "a node's parent exists", index);
+    expect(parent.state != NodeState::free, "a node's parent exists", index);
     expect(n.position == parent.end(), "a node continues its parent", index);
     expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
     expect(n.scheduled >= n.written || n.written == n.length, "written was scheduled", index);
@@ -112,7 +119,7 @@ class TreeInspector {
         expect(passed[to_size(topology_.node(n).parent)] != &list,
                "children go before their parents", n);
         expect(topology_.node(n).older == last, "retained nodes are linked both ways", n);
-        expect(retention_.key_of(topology_.node(n)) == list.key, "a retained node's list", n);
+        expect(list_key_of(topology_.node(n)) == list.key, "a retained node's list", n);
         ++listed;
       }
       expect(list.oldest == none || list.is_queued, "a list with nodes is queued", list.oldest);
@@ -166,13 +173,13 @@ class TreeInspector {
     std::size_t live = 0, leaving = 0;
     for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
       const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
-      if (record.state == SequenceState::unused) continue;
+      if (record.state == SequenceState::free) continue;
       (record.state == SequenceState::live ? live : leaving) += 1;
       check_path(record, static_cast<SequenceIndex>(i), counted);
     }
     for (std::size_t i = 0; i < counted.size(); ++i) {
       const auto n = static_cast<NodeIndex>(i);
-      if (topology_.node(n).state == NodeState::unused) continue;
+      if (topology_.node(n).state == NodeState::free) continue;
       expect(topology_.node(n).live == counted[i].live && topology_.node(n).held == counted[i].held,
              "sequences per node", n);
       expect(has_own_writer(n), "a node's writer has it on its path, live or kept for a step", n);
@@ -213,7 +220,7 @@ class TreeInspector {
              "pending copies into a chunk", static_cast<std::int64_t>(i));
     for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
       const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
-      if (record.state == SequenceState::unused) continue;
+      if (record.state == SequenceState::free) continue;
       expect(record.copies == copies_of[i], "pending copies from or to a sequence",
              static_cast<std::int64_t>(i));
       expect(record.steps == steps[i] && record.superseded == superseded[i],

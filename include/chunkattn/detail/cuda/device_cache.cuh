@@ -186,8 +186,8 @@ class KvCache<Cuda, T> {
     view.stride_head = view.stride_token * chunk_size_;
     view.stride_chunk = view.stride_head * options_.num_kv_heads;
     if (options_.dim_of_v() != options_.head_dim) {
-      view.value_dim = options_.value_dim;
-      view.v_stride_token = options_.value_dim;
+      view.value_dim = options_.dim_of_v();
+      view.v_stride_token = options_.dim_of_v();
       view.v_stride_head = view.v_stride_token * chunk_size_;
       view.v_stride_chunk = view.v_stride_head * options_.num_kv_heads;
     }

@@ -315,7 +315,8 @@ class DeviceState {
     // A graph is replayed with other plans: as many as any may need.
     const int grid = capturing || items > most ? most : static_cast<int>(items);
     launch("attention_kernel", kernel_for<T, Kind>(capturing), grid, block_threads,
-           shared_bytes<E>(), stream, attention_arguments(call, layer, variant, options_.sm_scale));
+           shared_bytes<E>(), stream,
+           attention_arguments(call, layer, variant, *options_.sm_scale));
     checks_.enqueued(stream);
   }
 
@@ -334,7 +335,7 @@ class DeviceState {
         for_each_table(term,
                        [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
       };
-      const auto terms = terms_of(variant, options_.sm_scale);
+      const auto terms = terms_of(variant, *options_.sm_scale);
       check("a table of variant.logit", terms.logit);
       check("a table of variant.visible", terms.visible);
       check("a table of variant.sink", terms.sink);

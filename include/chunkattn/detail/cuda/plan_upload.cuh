@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct UploadCounts {
   std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
 };
 
-/// `limits` with every 0 replaced; throws InvalidArgument where one makes no sense.
+/// `limits` with every field set; throws InvalidArgument where one makes no sense.
 [[nodiscard]] inline CudaOptions::Limits completed(CudaOptions::Limits limits) {
   detail::check_argument(limits.max_rows > 0 && limits.max_rows <= (1 << 20), "limits.max_rows",
                          limits.max_rows, "between 1 and 1048576");
@@ -45,15 +46,16 @@ struct UploadCounts {
                                     std::pair{"limits.max_pieces", limits.max_pieces},
                                     std::pair{"limits.max_copies", limits.max_copies},
                                     std::pair{"limits.max_partial_rows", limits.max_partial_rows}})
-    detail::check_argument(value >= 0, name, value, "a count");
+    detail::check_argument(value.value_or(0) >= 0, name, value.value_or(0), "a count");
   detail::check_argument(limits.max_windows >= 0 && limits.max_windows < ScheduleCache::most,
                          "limits.max_windows", limits.max_windows, "at most 7");
-  if (limits.max_windows == 0) limits.max_windows = 2;
-  if (limits.max_segments == 0) limits.max_segments = 4 * limits.max_rows;
-  if (limits.max_pieces == 0) limits.max_pieces = 64 * limits.max_rows + 4096;
-  if (limits.max_copies == 0) limits.max_copies = limits.max_rows;
-  if (limits.max_partial_rows == 0)
-    limits.max_partial_rows = 4 * std::min(limits.max_rows, 768) + 256;
+  const auto complete = [](std::optional<std::int32_t>& limit, std::int32_t usual) {
+    limit = limit.value_or(usual);
+  };
+  complete(limits.max_segments, 4 * limits.max_rows);
+  complete(limits.max_pieces, 64 * limits.max_rows + 4096);
+  complete(limits.max_copies, limits.max_rows);
+  complete(limits.max_partial_rows, 4 * std::min(limits.max_rows, 768) + 256);
   return limits;
 }
 
@@ -93,14 +95,14 @@ struct WorkspaceLayout {
     const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(dims.v) + 1);
     capacity.tasks = to_size(3 * tiles + merge_tasks + 1024);
     capacity.merges = to_size(std::int64_t{16} * limits.max_rows + 1024);
-    capacity.partials = to_size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
+    capacity.partials = to_size(std::int64_t{*limits.max_partial_rows} * limits.num_qo_heads);
     num_schedules = 1 + limits.max_windows;
-    offset[PlanArray::segments] = take<Segment>(to_size(limits.max_segments));
-    offset[PlanArray::pieces] = take<Piece>(to_size(limits.max_pieces));
+    offset[PlanArray::segments] = take<Segment>(to_size(*limits.max_segments));
+    offset[PlanArray::pieces] = take<Piece>(to_size(*limits.max_pieces));
     for (const int array : {PlanArray::row_token, PlanArray::row_segment, PlanArray::row_kv_len})
       offset[array] = take<std::int32_t>(to_size(limits.max_rows));
     offset[PlanArray::writes] = take<WriteTarget>(to_size(limits.max_rows));
-    offset[PlanArray::copies] = take<RowCopy>(to_size(limits.max_copies));
+    offset[PlanArray::copies] = take<RowCopy>(to_size(*limits.max_copies));
     for (int i = 0; i < num_schedules; ++i) {
       offset[PlanArray::header(i)] = take<PlanHeader>(1);
       offset[PlanArray::tasks(i)] = take<Task>(capacity.tasks);
@@ -141,7 +143,7 @@ class PlanUpload {
     writes_.reserve(rows);
     tokens_.reserve(rows);
     deepest_.reserve(rows);
-    copies_.reserve(to_size(limits.max_copies));
+    copies_.reserve(to_size(*limits.max_copies));
     *overlapped_word() = 0;
   }
 
@@ -247,9 +249,9 @@ class PlanUpload {
                             std::int32_t most) {
       detail::check_argument(value <= most, name, value, {"at most ", limit, " = ", most});
     };
-    at_most("plan.num_segments", plan.num_segments, "limits.max_segments", limits_.max_segments);
-    at_most("plan.num_pieces", plan.num_pieces, "limits.max_pieces", limits_.max_pieces);
-    at_most("plan.num_copies", plan.num_copies, "limits.max_copies", limits_.max_copies);
+    at_most("plan.num_segments", plan.num_segments, "limits.max_segments", *limits_.max_segments);
+    at_most("plan.num_pieces", plan.num_pieces, "limits.max_pieces", *limits_.max_pieces);
+    at_most("plan.num_copies", plan.num_copies, "limits.max_copies", *limits_.max_copies);
   }
 
   // What launches have found out about themselves by now.

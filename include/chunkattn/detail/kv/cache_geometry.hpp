@@ -22,14 +22,15 @@ void check_kv_geometry(const Options& options, int chunk_size, std::size_t eleme
                  "at least 1");
   check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
                  options.head_dim, "a positive multiple of 8");
-  check_argument(options.value_dim >= 0 && options.value_dim % 8 == 0, "options.value_dim",
-                 options.value_dim, "a positive multiple of 8, or 0 for head_dim");
-  check_argument(!options.v_in_k || (options.value_dim > 0 && options.value_dim < options.head_dim),
-                 "options.value_dim", options.value_dim, "less than head_dim, with v_in_k");
+  const int value_dim = options.dim_of_v();
+  check_argument(value_dim > 0 && value_dim % 8 == 0, "options.value_dim", value_dim,
+                 "a positive multiple of 8, or none for head_dim");
+  check_argument(!options.v_in_k || value_dim < options.head_dim, "options.value_dim", value_dim,
+                 "less than head_dim, with v_in_k");
   check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
   std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
   const int factors[] = {options.num_layers, options.num_kv_heads,
-                         std::max(options.head_dim, options.value_dim), chunk_size};
+                         std::max(options.head_dim, value_dim), chunk_size};
   for (const int factor : factors) room /= static_cast<std::size_t>(factor);
   check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
                  "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "

@@ -25,17 +25,18 @@ template <class View, class T, class Geometry>
                  "at least 1");
   check_argument(geometry.chunk_size > 0, "geometry.chunk_size", geometry.chunk_size, "at least 1");
   check_argument(geometry.head_dim > 0, "geometry.head_dim", geometry.head_dim, "at least 1");
-  check_argument(geometry.value_dim >= 0, "geometry.value_dim", geometry.value_dim,
-                 "at least 1, or 0 for head_dim");
-  const bool v_in_k = v == k && geometry.value_dim != 0 && geometry.value_dim < geometry.head_dim;
+  const std::int32_t value_dim = geometry.value_dim.value_or(geometry.head_dim);
+  check_argument(value_dim > 0, "geometry.value_dim", value_dim,
+                 "at least 1, or none for head_dim");
+  const bool v_in_k = v == k && value_dim < geometry.head_dim;
   check_argument(v != k || v_in_k, "v", "k",
                  "memory of V of its own, or a geometry.value_dim less than head_dim: V in K");
   check_argument(v_in_k || !rows_overlap(k, v, geometry.head_dim), "v", "within rows of K",
                  "memory of V of its own");
   std::int64_t room = std::int64_t{1} << 62;  // strides, and their multiples, fit in 64 bits
   for (const std::int32_t factor :
-       {geometry.head_dim > geometry.value_dim ? geometry.head_dim : geometry.value_dim,
-        geometry.chunk_size, geometry.num_kv_heads, geometry.num_chunks})
+       {geometry.head_dim > value_dim ? geometry.head_dim : value_dim, geometry.chunk_size,
+        geometry.num_kv_heads, geometry.num_chunks})
     room /= factor > 0 ? factor : 1;
   check_argument(
       room >= std::int64_t{sizeof(T)}, "geometry.num_chunks", geometry.num_chunks,
@@ -50,9 +51,9 @@ template <class View, class T, class Geometry>
   view.stride_token = geometry.head_dim;
   view.stride_head = view.stride_token * geometry.chunk_size;
   view.stride_chunk = view.stride_head * geometry.num_kv_heads;
-  if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
-    view.value_dim = geometry.value_dim;
-    view.v_stride_token = v_in_k ? geometry.head_dim : geometry.value_dim;
+  if (value_dim != geometry.head_dim) {
+    view.value_dim = value_dim;
+    view.v_stride_token = v_in_k ? geometry.head_dim : value_dim;
     view.v_stride_head = view.v_stride_token * geometry.chunk_size;
     view.v_stride_chunk = view.v_stride_head * geometry.num_kv_heads;
   }

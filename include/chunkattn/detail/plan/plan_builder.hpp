@@ -13,8 +13,8 @@
 #include "../support/config.hpp"
 #include "../support/to_size.hpp"
 #include "../tree/step_reader.hpp"
-#include "active_nodes.hpp"
 #include "draft_trees.hpp"
+#include "step_nodes.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -163,7 +163,7 @@ class PlanBuilder {
 
       // One segment for this node and the single children that follow.
       const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
-      const std::int32_t position = step.begin_of(n);
+      const std::int32_t position = step.position_of(n);
       add_pieces(step, n, piece_begin);
       while (nodes_[n].first_child != none && nodes_[n].first_child == nodes_[n].last_child) {
         n = nodes_[n].first_child;
@@ -241,12 +241,12 @@ class PlanBuilder {
     if (const std::int32_t e = nodes_[index].entry; e != none && step.has_trees()) {
       const StepEntry& entry = step.entries()[to_size(e)];
       if (!step.tree_of(entry).empty() && step.counts(entry))
-        return entry.output_position() - step.begin_of(index);
+        return entry.output_position() - step.position_of(index);
     }
     return step.length_of(index);
   }
   void add_pieces(const StepReader& step, NodeIndex index, std::int32_t piece_begin) {
-    const std::int32_t position = step.begin_of(index);
+    const std::int32_t position = step.position_of(index);
     step.for_each_run(
         index, num_slots(step, index),
         [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
@@ -287,7 +287,7 @@ class PlanBuilder {
   std::uint64_t num_rebuilds_ = 0;
   PlanArrays arrays_;
 
-  ActiveNodes nodes_;
+  StepNodes nodes_;
   Array<Frame> stack_;
   DraftTrees draft_trees_;
 };

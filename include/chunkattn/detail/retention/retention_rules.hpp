@@ -14,21 +14,21 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// The numbers of a policy, in chunks.
-struct RetentionBudget {
+struct RetentionLimits {
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   std::size_t max_pinned = 0;
 
   /// Whether no watermark is set.
   [[nodiscard]] constexpr bool is_default() const noexcept {
-    return high_watermark == RetentionBudget{}.high_watermark;
+    return high_watermark == RetentionLimits{}.high_watermark;
   }
 };
 
 /// What the tree keeps of a policy: levels are worked out where a sequence joins.
 struct RetentionRules {
   bool retains = false;
-  RetentionBudget budget{};
+  RetentionLimits limits{};
   std::uint32_t ttl = 0;  ///< by the caller's clock; 0: for ever
 };
 
@@ -43,12 +43,16 @@ template <RetentionPolicy R>
       "chunkattn/cache/policy.hpp");
   RetentionRules rules{R::retains,
                        {policy.high_watermark, policy.low_watermark, policy.max_pinned}};
-  if constexpr (requires { policy.ttl; }) rules.ttl = R::retains ? policy.ttl : 0;
-  if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
-    rules.budget.low_watermark = rules.budget.high_watermark;
-  check_argument(rules.budget.low_watermark <= rules.budget.high_watermark, "low_watermark",
-                 rules.budget.low_watermark,
-                 {"at most high_watermark, ", rules.budget.high_watermark});
+  if constexpr (requires { policy.ttl; }) {
+    const std::optional<std::uint32_t> ttl = policy.ttl;
+    check_argument(ttl != 0u, "ttl", 0, "at least 1, or none");
+    if (R::retains) rules.ttl = ttl.value_or(0);
+  }
+  if (rules.limits.low_watermark == RetentionLimits{}.low_watermark)
+    rules.limits.low_watermark = rules.limits.high_watermark;
+  check_argument(rules.limits.low_watermark <= rules.limits.high_watermark, "low_watermark",
+                 rules.limits.low_watermark,
+                 {"at most high_watermark, ", rules.limits.high_watermark});
   return rules;
 }
 

@@ -144,7 +144,7 @@ class Array {
     clear();
     resize(size, value);
   }
-  /// Appends elements of another array.
+  /// Replaces the elements by copies of others.
   void assign(const T* first, const T* last) {
     clear();
     const auto size = static_cast<std::size_t>(last - first);

@@ -30,7 +30,7 @@ class ScratchSlots {
       core_.sequences.shrink_reserved(record, record.reserved - taken_,
                                       /*keep_chunks=*/false);
     }
-    if (is_first_ && core_.release_scratch(scratch_)) core_.end_departures();
+    if (is_first_ && core_.release_scratch(scratch_)) core_.finish_all_leaving();
   }
 
   /// `count` more; false where the budget is spent. TreeCore::reserve_scratch() comes first.
@@ -59,20 +59,20 @@ class ScratchSlots {
 CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
                                             std::int32_t max_tokens, const NewDrafts& drafts) {
   look_ahead(s);
-  make_room(step, 1);
+  reserve_entries(step, 1);
   if (DecodingRun run = decoding(step);
       drafts.count == 0 && run.add(s, sequences[s].generation, topology.geometry.size)) {
     run.store();
     step.built = false;
     return {};
   }
-  return add_other(step, s, max_tokens, drafts);
+  return add_general(step, s, max_tokens, drafts);
 }
 
-[[gnu::noinline]] CHUNKATTN_FUNCTION AddOutcome TreeCore::add_other(StepRecord& step,
-                                                                    SequenceIndex s,
-                                                                    std::int32_t max_tokens,
-                                                                    const NewDrafts& drafts) {
+[[gnu::noinline]] CHUNKATTN_FUNCTION AddOutcome TreeCore::add_general(StepRecord& step,
+                                                                      SequenceIndex s,
+                                                                      std::int32_t max_tokens,
+                                                                      const NewDrafts& drafts) {
   if (!drafts.parents.empty()) reserve_scratch();
   SequenceRecord& record = sequences[s];
   if (record.last_step == step.number) [[unlikely]]
@@ -135,11 +135,11 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
 /// A step goes over thousands of sequences, which do not fit in a core's cache: prefetches early
 /// what those after `s` will touch.
 CHUNKATTN_FUNCTION void TreeCore::look_ahead(SequenceIndex s) const noexcept {
-  const std::size_t later = to_size(s) + 14;
-  if (later >= sequences.num_indices()) return;
-  const NodeIndex tail = sequences[s + 14].tail;
+  constexpr SequenceIndex node_lead = 14, slot_lead = 6;  // sequences are often added by index
+  if (to_size(s + node_lead) >= sequences.num_indices()) return;
+  const NodeIndex tail = sequences[s + node_lead].tail;
   if (tail != none) topology.prefetch(tail);
-  const NodeIndex next_tail = sequences[s + 6].tail;
+  const NodeIndex next_tail = sequences[s + slot_lead].tail;
   if (next_tail != none) topology.prefetch_end(next_tail);
 }
 
@@ -164,7 +164,7 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::add_scratch() noexcept {
   retention.use_path(root_node);
   sequences.add_tail(s, root_node, {});
   sequences[s].steps = 1;
-  depart(s);
+  begin_leaving(s);
   return s;
 }
 

@@ -11,7 +11,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-CHUNKATTN_FUNCTION std::int32_t TreeCore::pin(const Match& match) {
+CHUNKATTN_FUNCTION std::int32_t TreeCore::pin(const PathMatch& match) {
   prefixes.reserve_nodes(1);
   retention.reserve_pin();
   return retention.pin(match);
@@ -43,7 +43,7 @@ CHUNKATTN_FUNCTION void TreeCore::clear() noexcept {
   ++stats.clears;
   sequences.change();
   forget_copies();
-  end_departures();
+  finish_all_leaving();
 }
 
 }  // namespace detail

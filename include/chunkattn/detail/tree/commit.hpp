@@ -80,8 +80,8 @@ CHUNKATTN_FUNCTION bool TreeCore::move_branch(const StepRecord& step, const Step
   return any;
 }
 
-CHUNKATTN_FUNCTION void TreeCore::commit_other(StepEntry& entry, SequenceRecord& record,
-                                               std::int32_t count, bool on_main_branch) noexcept {
+CHUNKATTN_FUNCTION void TreeCore::commit_general(StepEntry& entry, SequenceRecord& record,
+                                                 std::int32_t count, bool on_main_branch) noexcept {
   TreeNode& tail = topology.node(record.tail);
   const std::int32_t first = record.size - tail.position;
   entry.has_output = false;

@@ -101,13 +101,13 @@ class TreeCore {
     return {.adapter = options.name_space.adapter, .is_public = true};
   }
   /// Free slots in the last chunk of a match, for tokens after it.
-  [[nodiscard]] std::int32_t room_at(const Match& match) const noexcept {
+  [[nodiscard]] std::int32_t room_at(const PathMatch& match) const noexcept {
     if (match.used < topology.node(match.last).length) return 0;
     return topology.room_after(match.last);
   }
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was
   /// cached and not in use.
-  SequenceIndex join(Match match, const Joining& prompt, const InsertOptions& how,
+  SequenceIndex join(PathMatch match, const Joining& prompt, const InsertOptions& how,
                      const PromptTokens& tokens);
   /// Throws InvalidArgument unless `count` known tokens can be appended.
   void check_append(SequenceIndex s, std::size_t count) const;
@@ -124,15 +124,15 @@ class TreeCore {
   /// as far as `max_tokens` allows. Either all of it happens or nothing does.
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                  const NewDrafts& drafts);
-  /// Adds many sequences, as far as each is the common case; make_room() comes first.
+  /// Adds many sequences, as far as each is the common case; reserve_entries() comes first.
   [[nodiscard]] DecodingRun decoding(StepRecord& step) noexcept {
     const std::int32_t max_steps = step.is_void       ? 0
                                    : steps.any_void() ? 1
                                                       : StepTable::max_in_flight;
     return {topology, sequences, step, max_steps};
   }
-  /// Makes room for `count` more entries.
-  static void make_room(StepRecord& step, std::size_t count) {
+  /// Makes memory for `count` more entries.
+  static void reserve_entries(StepRecord& step, std::size_t count) {
     const std::size_t size = step.entries.size();
     if (step.entries.capacity() - size < count) step.entries.reserve(2 * size + count + 8);
   }
@@ -182,8 +182,8 @@ class TreeCore {
               bool on_main_branch = true) noexcept {
     SequenceRecord& record = sequences[entry.sequence];
     --step.num_outputs;
-    if (count == 1 && is_plain(entry, record)) return commit_plain(entry, record);
-    commit_other(entry, record, count, on_main_branch);
+    if (count == 1 && is_plain_decode(entry, record)) return commit_decoded(entry, record);
+    commit_general(entry, record, count, on_main_branch);
   }
   /// One output of each entry that has one, all of which count_outputs() has checked.
   /// \param store  store(entry) stores the next output; store.prefetch(entry) asks early for its
@@ -195,7 +195,7 @@ class TreeCore {
     for (StepEntry* entry = step.entries.begin();; ++entry) {
       if (all) {
         StepEntry* const first = entry;
-        entry = commit_plain(first, end, sequences.records(), store);
+        entry = commit_decoded(first, end, sequences.records(), store);
         step.num_outputs -= static_cast<std::int32_t>(entry - first);
       }
       if (entry == end) break;
@@ -214,7 +214,7 @@ class TreeCore {
   // ---- cache.hpp: what is cached -------------------------------------------------------------
 
   /// Retention::pin(), with room for it.
-  std::int32_t pin(const Match& match);
+  std::int32_t pin(const PathMatch& match);
   void unpin(std::int32_t pin, std::uint32_t generation) noexcept;
   /// See Retention.
   std::size_t trim(std::size_t chunks) noexcept;
@@ -271,24 +271,24 @@ class TreeCore {
   void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept;
   /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens after it
   /// take. False, and the path as before, where there are not enough.
-  bool hold_while_acquiring(const Match& match, std::int32_t fresh);
+  bool hold_while_acquiring(const PathMatch& match, std::int32_t fresh);
   /// Slots for tokens that the sequence is to write.
   void fill(NodeIndex index, SequenceIndex s, std::int32_t count) noexcept;
   /// What a sequence that left had not written is the new one's to write; what others are to write
   /// it waits for.
-  void resolve_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept;
+  void resolve_pending(SequenceIndex s, const PathMatch& match, const InsertOptions& how) noexcept;
 
   // ---- add.hpp -------------------------------------------------------------------------------
 
-  AddOutcome add_other(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
-                       const NewDrafts& drafts);
+  AddOutcome add_general(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
+                         const NewDrafts& drafts);
   void look_ahead(SequenceIndex s) const noexcept;
   /// Makes room for what ScratchSlots need, so that only chunks may be wanting. Moves the records
   /// of nodes and sequences.
   void reserve_scratch();
   /// A sequence without tokens, found by no prompt, that has left and that one step uses.
   SequenceIndex add_scratch() noexcept;
-  /// A step has no use for them any more: they are discarded by end_departures() as soon as no
+  /// A step has no use for them any more: they are discarded by finish_all_leaving() as soon as no
   /// copy needs them. False where the step has none.
   bool release_scratch(SequenceIndex& scratch) noexcept;
 
@@ -302,7 +302,7 @@ class TreeCore {
   /// run it, and what was planned after it rests on it.
   void abandon_step(StepRecord& step) noexcept;
   /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
-  /// that is still to finish: outputs are discarded in the order of steps.
+  /// that is still to finish: no output is discarded before an earlier step has had its own.
   void resolve_abandoned(std::uint64_t before) noexcept;
 
   // ---- commit.hpp ----------------------------------------------------------------------------
@@ -315,12 +315,12 @@ class TreeCore {
   }
   void check_output_order(const StepEntry& entry) const;
   /// Whether an output of the entry, which can be committed, only makes its sequence longer.
-  [[nodiscard]] CHUNKATTN_INLINE static bool is_plain(const StepEntry& entry,
-                                                      const SequenceRecord& record) noexcept {
+  [[nodiscard]] CHUNKATTN_INLINE static bool is_plain_decode(
+      const StepEntry& entry, const SequenceRecord& record) noexcept {
     return entry.chunk != no_chunk && record.computed == record.size;
   }
   /// Commits it; its token stands after that of the row, in the same chunk.
-  CHUNKATTN_INLINE static void commit_plain(StepEntry& entry, SequenceRecord& record) noexcept {
+  CHUNKATTN_INLINE static void commit_decoded(StepEntry& entry, SequenceRecord& record) noexcept {
     entry.has_output = false;
     record.size += 1;
     record.reserved -= 1;
@@ -328,36 +328,36 @@ class TreeCore {
   /// Stores and commits one output of each entry, from `entry` on as far as it is plain. Returns
   /// the first that is not, or `end`.
   template <class Store>
-  [[gnu::noinline]] static StepEntry* commit_plain(StepEntry* entry, StepEntry* end,
-                                                   SequenceRecord* records, Store& store) {
+  [[gnu::noinline]] static StepEntry* commit_decoded(StepEntry* entry, StepEntry* end,
+                                                     SequenceRecord* records, Store& store) {
     Store next = store;  // in registers
     for (; entry != end; ++entry) {
       SequenceRecord& record = records[entry->sequence];
-      if (!is_plain(*entry, record)) [[unlikely]]
+      if (!is_plain_decode(*entry, record)) [[unlikely]]
         break;
       if (end - entry > 16) next.prefetch(entry[16]);
       next(*entry);
-      commit_plain(*entry, record);
+      commit_decoded(*entry, record);
     }
     store = next;
     return entry;
   }
-  void commit_other(StepEntry& entry, SequenceRecord& record, std::int32_t count,
-                    bool on_main_branch) noexcept;
+  void commit_general(StepEntry& entry, SequenceRecord& record, std::int32_t count,
+                      bool on_main_branch) noexcept;
   /// Outputs of the step that were not committed are not any more.
   void discard_outputs(const StepRecord& step) noexcept;
 
   // ---- leave.hpp -----------------------------------------------------------------------------
 
   [[nodiscard]] bool retains() const noexcept { return retention.rules().retains; }
-  /// The same for any sequence, scratch ones too.
-  void depart(SequenceIndex s) noexcept;
+  /// leave() without counting it, for scratch sequences, too.
+  void begin_leaving(SequenceIndex s) noexcept;
   /// Makes room for all sequences there can be, so that leave() cannot fail.
   void reserve_leaving();
   /// Ends all that left and that nothing uses any more; then keeps to the watermarks.
-  void end_departures() noexcept;
+  void finish_all_leaving() noexcept;
   /// Nothing uses the sequence, which has left, any more.
-  void remove(SequenceIndex s) noexcept;
+  void finish_leaving(SequenceIndex s) noexcept;
   /// Makes the generated tokens of a sequence that left matchable, from the first unpublished node
   /// down. Where an equal path is already there the duplicate is dropped (if it may be: its slots
   /// must not be in use) and the rest moves below that path.
@@ -380,7 +380,8 @@ class TreeCore {
   /// A step that had the sequence has ended: if it was the last, and the sequence has left, others
   /// continue writing what it had still to write.
   void end_step_of(SequenceIndex s) noexcept;
-  /// The node's writer is it no longer: what is still to be written goes to a live sequence below.
+  /// The node's writer will not write the rest: a live sequence below gets it to do, if there is
+  /// one.
   CHUNKATTN_INLINE void reassign(NodeIndex index) noexcept {
     TreeNode& n = topology.node(index);
     n.writer = none;

@@ -14,6 +14,7 @@ namespace detail {
 
 CHUNKATTN_FUNCTION void TreeCore::finish(StepRecord& step) {
   steps.check_finish(step);
+  steps.announce_finish(step);
   resolve_abandoned(step.number);
   step.all_outputs = true;
   step.num_outputs = static_cast<std::int32_t>(step.entries.size());
@@ -29,17 +30,17 @@ CHUNKATTN_FUNCTION void TreeCore::finish(StepRecord& step) {
     erase_copies([&](const PendingCopy& copy) { return copy.step == step.number; });
   if (!topology.observers.empty() && !step.is_void)
     for (const StepEntry& entry : step.entries) notify_written(entry.sequence, entry.begin);
-  step.state = StepState::finished;
+  step.state = StepState::finished;  // no longer in flight, for idle_before()
   resolve_abandoned(0);
-  steps.end(step, StepState::finished);
-  end_departures();
+  steps.close(step, StepState::finished);
+  finish_all_leaving();
 }
 
 CHUNKATTN_FUNCTION void TreeCore::device_idle() noexcept {
   steps.device_idle();
   resolve_abandoned(0);
   steps.count_void();
-  end_departures();
+  finish_all_leaving();
 }
 
 CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::drop_step(std::int32_t index,
@@ -56,7 +57,7 @@ CHUNKATTN_FUNCTION void TreeCore::close_step(std::int32_t index, std::uint64_t n
   discard_outputs(step);
   step.entries.clear();
   step.state = StepState::free;
-  if (release_scratch(step.scratch)) end_departures();
+  if (release_scratch(step.scratch)) finish_all_leaving();
 }
 
 CHUNKATTN_FUNCTION void TreeCore::notify_written(SequenceIndex s, std::int32_t begin) noexcept {
@@ -87,8 +88,8 @@ CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
     end_step_of(entry.sequence);
   }
   release_scratch(step.scratch);
-  steps.end(step, StepState::free);
-  end_departures();
+  steps.close(step, StepState::free);
+  finish_all_leaving();
 }
 
 CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {

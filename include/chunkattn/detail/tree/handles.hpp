@@ -40,11 +40,11 @@ inline std::uint64_t thread_number() noexcept {
 }
 
 /// What a handle stands for.
-enum class Held : std::uint8_t { sequence, step, finished, pin };
+enum class HandleKind : std::uint8_t { sequence, step, finished, pin };
 
 /// A handle that another thread dropped than the one that calls the tree.
 struct DroppedHandle {
-  Held what;
+  HandleKind what;
   std::int32_t index;
   std::uint64_t generation;
 };
@@ -89,7 +89,7 @@ class SharedTree {
   /// A handle was made.
   void count_handle() noexcept { ++handles_; }
 
-  template <Held What>
+  template <HandleKind What>
   void drop(std::int32_t index, std::uint64_t generation) noexcept {
     if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {
       act(What, index, generation);
@@ -110,22 +110,23 @@ class SharedTree {
     any_dropped_.store(false, std::memory_order_relaxed);
   }
 
-  CHUNKATTN_INLINE void act(Held what, std::int32_t index, std::uint64_t generation) noexcept {
+  CHUNKATTN_INLINE void act(HandleKind what, std::int32_t index,
+                            std::uint64_t generation) noexcept {
     --handles_;
     if (!tree) return;
     auto& core = tree->core;
     const auto generation32 = static_cast<std::uint32_t>(generation);
     switch (what) {
-      case Held::sequence:
+      case HandleKind::sequence:
         if (core.sequences.is_live(index, generation32)) core.leave(index);
         break;
-      case Held::step:
+      case HandleKind::step:
         core.drop_step(index, generation);
         break;
-      case Held::finished:
+      case HandleKind::finished:
         core.close_step(index, generation);
         break;
-      case Held::pin:
+      case HandleKind::pin:
         core.unpin(index, generation32);
         break;
     }
@@ -140,10 +141,10 @@ class SharedTree {
 
 /// Sole ownership of a tree's sequence, pin or step. Its end notifies the tree, if there
 /// still is one.
-template <class Tree, Held What>
+template <class Tree, HandleKind What>
 struct Handle {
-  using Generation = std::conditional_t<What == Held::step || What == Held::finished, std::uint64_t,
-                                        std::uint32_t>;
+  using Generation = std::conditional_t<What == HandleKind::step || What == HandleKind::finished,
+                                        std::uint64_t, std::uint32_t>;
 
   std::shared_ptr<SharedTree<Tree>> shared;  ///< null: empty, or moved from
   std::int32_t index = none;                 ///< of its record
@@ -155,7 +156,7 @@ struct Handle {
     shared->count_handle();
   }
   /// The same thing, which is now held as something else.
-  template <Held Other>
+  template <HandleKind Other>
   explicit Handle(Handle<Tree, Other>&& other) noexcept
       : shared(std::move(other.shared)), index(other.index), generation(other.generation) {}
   Handle(Handle&& other) noexcept = default;
@@ -185,14 +186,14 @@ struct Handle {
 };
 
 /// Ownership of a step's record: held as a step, or as one that has finished.
-template <class Tree, Held What>
+template <class Tree, HandleKind What>
 class StepHandle {
  public:
   using Shared = SharedTree<Tree>;
 
   StepHandle(const std::shared_ptr<Shared>& shared, std::int32_t index)
       : handle_(shared, index, shared->tree->core.steps[index].number) {}
-  template <Held Other>
+  template <HandleKind Other>
   explicit StepHandle(StepHandle<Tree, Other>&& other) noexcept
       : handle_(std::move(other.handle_)) {}
 
@@ -213,7 +214,7 @@ class StepHandle {
   [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return handle_.shared; }
 
  private:
-  template <class, Held>
+  template <class, HandleKind>
   friend class StepHandle;
 
   [[noreturn]] void fail_dead() const {

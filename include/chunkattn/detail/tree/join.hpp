@@ -14,11 +14,11 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(Match match, const Joining& prompt,
+CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(PathMatch match, const Joining& prompt,
                                                 const InsertOptions& how,
                                                 const PromptTokens& tokens) {
   // Everything that may fail comes first: memory for the records, then chunks.
-  prefixes.reserve_nodes(4);
+  prefixes.reserve_nodes(4);  // split off, public part, own part, tail
   retention.reserve_level(prompt.level);
   sequences.reserve();
   reserve_leaving();
@@ -74,7 +74,7 @@ CHUNKATTN_FUNCTION bool TreeCore::append(SequenceIndex s, std::int32_t count) {
 
 CHUNKATTN_FUNCTION SequenceIndex TreeCore::fork(SequenceIndex s, std::int32_t length,
                                                 bool compute_last) {
-  prefixes.reserve_nodes(3);
+  prefixes.reserve_nodes(2);  // split off or retired tail, and the new tail
   sequences.reserve();
   reserve_leaving();
   const ForkPlan plan = plan_fork(s, length);
@@ -133,7 +133,7 @@ CHUNKATTN_FUNCTION TreeCore::ForkPlan TreeCore::plan_fork(SequenceIndex s,
   std::int32_t copied = own;
   if (options.sharing == Sharing::chunk)
     copied = topology.geometry.offset(known);
-  else if (in_tail && known - own < options.min_run && own == unwritten)
+  else if (in_tail && known - own < *options.min_run && own == unwritten)
     copied = known;
   const std::int32_t rows = in_tail ? std::clamp(n.written - (known - copied), 0, copied) : 0;
   // Where all of a whole sequence is computed, its next token is another one.
@@ -156,7 +156,7 @@ CHUNKATTN_FUNCTION void TreeCore::copy_tokens(const TreeNode& from, const TreeNo
       });
 }
 
-CHUNKATTN_FUNCTION bool TreeCore::hold_while_acquiring(const Match& match, std::int32_t fresh) {
+CHUNKATTN_FUNCTION bool TreeCore::hold_while_acquiring(const PathMatch& match, std::int32_t fresh) {
   struct Hold {
     Retention& retention;
     NodeIndex last;
@@ -178,7 +178,7 @@ CHUNKATTN_FUNCTION void TreeCore::fill(NodeIndex index, SequenceIndex s,
   n.writer = count > 0 ? s : none;
 }
 
-CHUNKATTN_FUNCTION void TreeCore::resolve_pending(SequenceIndex s, const Match& match,
+CHUNKATTN_FUNCTION void TreeCore::resolve_pending(SequenceIndex s, const PathMatch& match,
                                                   const InsertOptions& how) noexcept {
   SequenceRecord& record = sequences[s];
   std::int32_t written_end = match.length, own_begin = match.length;

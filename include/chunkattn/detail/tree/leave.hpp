@@ -15,10 +15,10 @@ namespace detail {
 
 CHUNKATTN_FUNCTION void TreeCore::leave(SequenceIndex s) noexcept {
   ++stats.leaves;
-  depart(s);
+  begin_leaving(s);
 }
 
-CHUNKATTN_FUNCTION void TreeCore::depart(SequenceIndex s) noexcept {
+CHUNKATTN_FUNCTION void TreeCore::begin_leaving(SequenceIndex s) noexcept {
   SequenceRecord& record = sequences[s];
   if (record.steps == 0) sequences.drop_reserved(record);
   sequences.leave(s);
@@ -37,9 +37,9 @@ CHUNKATTN_FUNCTION void TreeCore::depart(SequenceIndex s) noexcept {
   if (is_used || record.copies > 0)
     leaving_.push_back(s);  // reserved by reserve_leaving()
   else
-    remove(s);
+    finish_leaving(s);
   if (had_copies || sequences.num_live() == 0)
-    end_departures();  // others may have waited for the copies
+    finish_all_leaving();  // others may have waited for the copies
   else
     retention.keep_to_watermarks();
 }
@@ -48,21 +48,21 @@ CHUNKATTN_FUNCTION void TreeCore::reserve_leaving() {
   if (leaving_.capacity() < sequences.capacity()) leaving_.reserve(sequences.capacity());
 }
 
-CHUNKATTN_FUNCTION void TreeCore::end_departures() noexcept {
+CHUNKATTN_FUNCTION void TreeCore::finish_all_leaving() noexcept {
   if (!retains()) forget_copies();
   // One that goes may release the last copy that another waits for: repeat while any goes.
   for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
     before = leaving_.size();
     leaving_.erase_if([&](SequenceIndex s) {
       if (sequences[s].copies > 0 || sequences[s].steps > 0) return false;
-      remove(s);
+      finish_leaving(s);
       return true;
     });
   }
   retention.keep_to_watermarks();
 }
 
-CHUNKATTN_FUNCTION void TreeCore::remove(SequenceIndex s) noexcept {
+CHUNKATTN_FUNCTION void TreeCore::finish_leaving(SequenceIndex s) noexcept {
   SequenceRecord& record = sequences[s];
   sequences.drop_reserved(record);
   if (retains()) publish_tail(s, /*may_merge=*/true);

@@ -19,7 +19,7 @@ namespace detail {
 struct NewDrafts {
   std::int32_t count = 0;
   bool known = true;                        ///< their tokens are given, and stored by the caller
-  std::span<const std::int32_t> parents{};  ///< [count], see Step::add(); empty: a chain
+  std::span<const std::int32_t> parents{};  ///< of `count` drafts, or more; empty: a chain
 };
 
 /// Throws InvalidArgument unless each parent stands before its child.

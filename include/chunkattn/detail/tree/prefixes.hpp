@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
@@ -18,8 +17,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Tokens [begin, begin + length) of a path, from the root to a slot in `last`.
-struct Match {
+/// The first `length` tokens of a prompt, which end in node `last`.
+struct PathMatch {
   NodeIndex last = root_node;  ///< deepest node reached
   std::int32_t used = 0;       ///< tokens of it that matched
   std::int32_t length = 0;     ///< tokens matched in all
@@ -223,7 +222,7 @@ class Prefixes {
 
   /// Calls f(node, tokens of it that matched) for the nodes of a match, last first.
   template <class F>
-  void for_each_matched(const Match& match, const F& f) const {
+  void for_each_matched(const PathMatch& match, const F& f) const {
     std::int32_t used = match.used;
     for (NodeIndex i = match.last; i != root_node;) {
       f(i, used);
@@ -231,24 +230,23 @@ class Prefixes {
       used = topology_.node(i).length;
     }
   }
-  /// Chunks of a match for which is_counted(record), each once.
-  template <class IsCounted>
-  [[nodiscard]] std::size_t count_chunks(const Match& match, const IsCounted& is_counted) const {
+  /// Chunks of a match that no pin covers, each once.
+  [[nodiscard]] std::size_t count_unpinned_chunks(const PathMatch& match) const {
     std::size_t count = 0;
     for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
       topology_.for_each_run(
           topology_.node(i), 0, used, [&](ChunkIndex s, std::int32_t, std::int32_t, std::int32_t) {
             // A chunk of several nodes of the path is counted with the last of them.
-            if (is_counted(chunks_[s]) && (chunks_[s].nodes == 1 || !starts_below(match, i, s)))
+            if (chunks_[s].pinned == 0 && (chunks_[s].nodes == 1 || !starts_below(match, i, s)))
               ++count;
             return true;
           });
     });
     return count;
   }
-  /// Chunks of a match that nothing but cache holds, each once: count_chunks() of these, but from
-  /// the ends of nodes alone.
-  [[nodiscard]] std::size_t count_unused_chunks(const Match& match) const noexcept {
+  /// Chunks of a match that nothing but cache holds, each once; from the ends of nodes alone, since
+  /// what lies between has no other node.
+  [[nodiscard]] std::size_t count_unused_chunks(const PathMatch& match) const noexcept {
     std::size_t count = 0;
     std::int32_t used = match.used;
     for (NodeIndex i = match.last; i != root_node; used = topology_.node(i).length) {
@@ -267,7 +265,7 @@ class Prefixes {
 
  private:
   /// Whether a node of the match below `n` begins in this chunk.
-  [[nodiscard]] bool starts_below(const Match& match, NodeIndex n,
+  [[nodiscard]] bool starts_below(const PathMatch& match, NodeIndex n,
                                   ChunkIndex chunk) const noexcept {
     for (NodeIndex i = match.last; i != n; i = topology_.node(i).parent)
       if (topology_.node(i).first_chunk == chunk) return true;

@@ -43,7 +43,7 @@ class Retention {
         prefixes_(prefixes),
         rules_(rules),
         stats_(stats),
-        keeps_to_peak_(rules.retains && rules.budget.is_default() &&
+        keeps_to_peak_(rules.retains && rules.limits.is_default() &&
                        chunk_table.allocator().capacity() >= max_pool_chunks) {
     lists_.reserve(RetainedList::key_of_pinned, 1);
   }
@@ -78,7 +78,7 @@ class Retention {
 
   /// `count` chunks, evicting what is cached where the budget is spent; see ChunkTable::acquire().
   bool acquire(std::int32_t count) {
-    if (keeps_to_peak_ && count > 0) make_room(to_size(count));
+    if (keeps_to_peak_ && count > 0) evict_to_peak(to_size(count));
     return chunks_.acquire(count, [this] { return evict_one_chunk(); });
   }
   /// Gives back what was acquired and not needed.
@@ -160,13 +160,13 @@ class Retention {
     if (victim != none) evict_end_of(victim);
     return victim != none;
   }
-  /// Evicts down to the low watermark where the high one is passed.
+  /// Evicts down to the low watermark where the high one is passed, but nothing that is pinned.
   void keep_to_watermarks() noexcept {
     if (order_) [[unlikely]]
       for (NodeIndex n; (n = order_->victim_above_quota()) != none;) evict_end_of(n);
-    if (!rules_.retains || stats_.used_chunks <= rules_.budget.high_watermark) return;
+    if (!rules_.retains || stats_.used_chunks <= rules_.limits.high_watermark) return;
     if (order_) order_->set_evicts_many(true);
-    while (stats_.used_chunks > rules_.budget.low_watermark && evict_one_chunk()) {
+    while (stats_.used_chunks > rules_.limits.low_watermark && evict_unpinned_chunk()) {
     }
     if (order_) order_->set_evicts_many(false);
   }
@@ -175,8 +175,9 @@ class Retention {
   /// the chunks that were freed.
   std::size_t trim(std::size_t chunks) noexcept {
     const std::size_t before = stats_.evicted_chunks;
-    while (stats_.used_chunks > chunks && lists_.lowest().key != RetainedList::key_of_pinned)
-      if (!evict_one_chunk()) break;  // rather than for ever
+    while (stats_.used_chunks > chunks && evict_unpinned_chunk()) {
+    }
+    // Afterwards an unlimited pool grows again only as live sequences need it.
     live_peak_ = std::min(live_peak_, std::max(chunks, stats_.used_chunks));
     return static_cast<std::size_t>(stats_.evicted_chunks - before);
   }
@@ -201,10 +202,9 @@ class Retention {
 
   /// Pins the path of a match, counted; the pin's index, or none where more than max_pinned chunks
   /// would be pinned. reserve_pin() and reserve_nodes(1) come first.
-  std::int32_t pin(Match match) noexcept {
-    const std::size_t unpinned =
-        prefixes_.count_chunks(match, [](const ChunkRecord& chunk) { return chunk.pinned == 0; });
-    if (chunks_.num_pinned() + unpinned > rules_.budget.max_pinned) return none;
+  std::int32_t pin(PathMatch match) noexcept {
+    const std::size_t unpinned = prefixes_.count_unpinned_chunks(match);
+    if (chunks_.num_pinned() + unpinned > rules_.limits.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
     return pins_.add(match.last);
@@ -222,26 +222,27 @@ class Retention {
  private:
   friend class TreeInspector;
 
-  /// Of a pool without a limit live sequences get `count` chunks more; what is cached keeps to what
-  /// they have needed at once, and pins beside it.
-  void make_room(std::size_t count) noexcept {
+  /// Before live sequences take `count` chunks from a pool without a limit: evicts until use stays
+  /// within their highest use so far, and what is pinned.
+  void evict_to_peak(std::size_t count) noexcept {
     const std::size_t live = stats_.used_chunks - stats_.retained_chunks;
     live_peak_ = std::max(live_peak_, live + count);
     while (stats_.used_chunks + count > live_peak_ + chunks_.num_pinned() && evict_one_chunk()) {
     }
   }
 
-  [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept {
-    if (n.pins > 0) return RetainedList::key_of_pinned;
-    return order_ ? order_->key_of(n) : n.level * RetainedList::keys_per_level;
+  /// As evict_one_chunk(); false, too, where only pinned nodes are left.
+  bool evict_unpinned_chunk() noexcept {
+    return lists_.lowest().key != RetainedList::key_of_pinned && evict_one_chunk();
   }
+
   /// The one that the node is in, or gets into.
   [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept {
     if (n.pins > 0) return lists_.back();
     return order_ ? order_->list_of(n) : lists_.at(n.level * RetainedList::keys_per_level, 0);
   }
 
-  /// The node is used no longer: what of it is written stays as cache, if anything may.
+  /// No sequence uses the node now: keeps its written tokens as cache, or removes it.
   void keep_or_remove(NodeIndex index, std::int32_t keep_end) noexcept {
     TreeNode& n = topology_.node(index);
     std::int32_t keep = 0;

@@ -16,7 +16,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-enum class SequenceState : std::uint8_t { unused, live, leaving };
+enum class SequenceState : std::uint8_t { free, live, leaving };
 
 struct alignas(64) SequenceRecord {
   NodeIndex tail = none;
@@ -27,7 +27,7 @@ struct alignas(64) SequenceRecord {
   std::int32_t reserved = 0;    ///< slots after size: drafts, and outputs that are to come
   std::uint8_t steps = 0;       ///< outstanding steps that have it
   std::uint8_t superseded = 0;  ///< of these, started on outputs that were discarded
-  SequenceState state = SequenceState::unused;
+  SequenceState state = SequenceState::free;
   bool may_wait = false;  ///< part of the path may be another sequence's to write
   std::uint32_t generation = 0;
   std::uint32_t epoch = 0;    ///< changes when outputs that are to come are discarded
@@ -100,7 +100,7 @@ class SequenceTable {
   void remove(SequenceIndex s) noexcept {
     SequenceRecord& record = records_[to_size(s)];
     record.tail = none;
-    record.state = SequenceState::unused;
+    record.state = SequenceState::free;
     --stats_.leaving_sequences;
     if (record.generation == last_generation) [[unlikely]]
       return;  // stays unused: a handle of its first sequence would be taken for one of the next

@@ -51,7 +51,7 @@ class StepReader {
   }
   [[nodiscard]] NodeIndex parent_of(NodeIndex n) const noexcept { return node(n).parent; }
   /// Path position of the node's first slot.
-  [[nodiscard]] std::int32_t begin_of(NodeIndex n) const noexcept { return node(n).position; }
+  [[nodiscard]] std::int32_t position_of(NodeIndex n) const noexcept { return node(n).position; }
   [[nodiscard]] std::int32_t length_of(NodeIndex n) const noexcept { return node(n).length; }
   /// Path position after its last slot.
   [[nodiscard]] std::int32_t end_of(NodeIndex n) const noexcept { return node(n).end(); }
@@ -138,7 +138,7 @@ template <class Tree>
 class StepTokens {
  public:
   StepTokens() = default;
-  explicit StepTokens(const StepHandle<Tree, Held::step>& step)
+  explicit StepTokens(const StepHandle<Tree, HandleKind::step>& step)
       : shared_(step.shared()), step_(&step.record()) {}
 
   /// Calls f(entry, path position, token) for the first `num_rows` rows, see

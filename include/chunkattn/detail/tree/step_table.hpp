@@ -181,7 +181,7 @@ class StepTable {
   }
 
   /// A new step; its index. Throws InvalidArgument while another one is open or 4 are in flight.
-  std::int32_t begin() {
+  std::int32_t open() {
     std::int32_t index = none, outstanding = 0;
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       const StepState state = steps_[i]->state;
@@ -224,6 +224,9 @@ class StepTable {
         fail_argument(
             "step", step.number,
             {"step ", other->number, " first: steps finish in the order they were submitted"});
+  }
+  /// Asks those who observe steps; they may throw.
+  void announce_finish(const StepRecord& step) const {
     if (observers_->any() && !step.is_void) [[unlikely]]
       observers_->for_each([&](StepObserver& o) { o.on_finish(step.number); });
   }
@@ -236,7 +239,7 @@ class StepTable {
     ++stats_.abandoned_steps;
   }
   /// The step has finished, or is free again without having run.
-  void end(StepRecord& step, StepState state) noexcept {
+  void close(StepRecord& step, StepState state) noexcept {
     forget_writes(step);
     step.invalidate_view();
     step.state = state;

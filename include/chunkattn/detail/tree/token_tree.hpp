@@ -142,8 +142,8 @@ class TokenTree {
   }
   /// The longest match of a prompt.
   /// \param match  that to continue from: one that ended within a node has ended there for good
-  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options,
-                           Match match = {}) const {
+  [[nodiscard]] PathMatch find(std::span<const Token> prompt, const InsertOptions& options,
+                               PathMatch match = {}) const {
     const std::int32_t unit = core.prefixes.unit();
     prompt = prompt.first(std::min(prompt.size(), to_size(max_length)));  // the tree has no more
     const std::int32_t public_end = public_length(prompt, options);
@@ -170,7 +170,7 @@ class TokenTree {
     return match;
   }
   /// What match_prefix() says of a match.
-  [[nodiscard]] MatchResult result_of(const Match& match, const InsertOptions& options) const {
+  [[nodiscard]] MatchResult result_of(const PathMatch& match, const InsertOptions& options) const {
     std::int32_t written_end = match.length, own_begin = match.length;
     core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
       const TreeNode& n = core.topology.node(i);
@@ -182,7 +182,7 @@ class TokenTree {
     return {cached, std::min(to_size(own_begin), options.max_reuse) - cached};
   }
   /// What chunks_needed() says of a match of a prompt of `size` tokens.
-  [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,
+  [[nodiscard]] std::size_t chunks_needed(PathMatch match, std::size_t size,
                                           const InsertOptions& options) const {
     if (!options.share_pending) trim_to_written(match);
     const std::size_t placed = to_size(match.length + core.room_at(match));
@@ -192,7 +192,7 @@ class TokenTree {
 
   /// Pins what is written of these tokens; the pin's index, or none.
   std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
-    Match match = find(tokens, options);
+    PathMatch match = find(tokens, options);
     trim_to_written(match);
     if (match.length == 0) return none;
     return core.pin(match);
@@ -202,7 +202,7 @@ class TokenTree {
 
   SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
     check_prompt(prompt);
-    Match match = find(prompt, options);
+    PathMatch match = find(prompt, options);
     const std::int32_t found = match.length;
     if (!options.share_pending) trim_to_written(match);
     const auto size = static_cast<std::int32_t>(prompt.size());
@@ -341,12 +341,12 @@ class TokenTree {
                   "accepted drafts as they were added, then one token more");
   }
   static TreeOptions resolved(TreeOptions options) {
-    check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
-                   {"between 0 and ChunkSize, ", ChunkSize});
+    options.min_run = options.min_run.value_or(std::max(1, ChunkSize / 2));
+    check_argument(*options.min_run > 0 && *options.min_run <= ChunkSize, "min_run",
+                   *options.min_run, {"between 1 and ChunkSize, ", ChunkSize});
     check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
                    "sharing", static_cast<int>(options.sharing),
                    "TreeOptions::Sharing::token or TreeOptions::Sharing::chunk");
-    if (options.min_run == 0) options.min_run = std::max(1, ChunkSize / 2);
     return options;
   }
 
@@ -373,7 +373,7 @@ class TokenTree {
   }
 
   /// Shortens a match to what is written, in units of sharing.
-  void trim_to_written(Match& match) const noexcept {
+  void trim_to_written(PathMatch& match) const noexcept {
     std::int32_t end = match.length;
     core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
       const TreeNode& n = core.topology.node(i);

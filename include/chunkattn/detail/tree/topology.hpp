@@ -28,17 +28,18 @@ inline SequenceId sequence_id(SequenceIndex s, std::uint32_t generation) noexcep
 inline constexpr NodeIndex root_node = 0;
 
 enum class NodeState : std::uint8_t {
-  unused,
+  free,
   unpublished,  ///< generated tokens of live sequences: not found by a match
   published,    ///< in the child index
   stale         ///< from before clear(): serves its live sequences, never found again
 };
 
-/// How a node was used. Times are counted in chunks of tokens that were new to the tree.
+/// How a node was used, for a policy that learns.
 struct ReuseRecord {
-  std::uint32_t since = 0;  ///< when it fell out of use
-  std::uint8_t uses = 0;    ///< how often it was used again, at most 255
-  std::uint8_t group = 0;   ///< of those that are valued alike: ReuseModel::group_of() (cache/)
+  /// When it fell out of use, in chunks of tokens that were new to the tree.
+  std::uint32_t since = 0;
+  std::uint8_t uses = 0;   ///< how often it was used again, at most 255
+  std::uint8_t group = 0;  ///< of those that are valued alike: ReuseModel::group_of() (cache/)
 };
 
 /// A run of tokens on consecutive slots: from offset `begin` of `first_chunk` to its end, over as
@@ -49,7 +50,7 @@ struct alignas(64) TreeNode {
   NodeIndex parent = none, first_child = none, next_sibling = none, prev_sibling = none;
   std::int32_t position = 0;  ///< path position of the first token
   std::int32_t length = 0;    ///< slots taken, those of reserved tokens included
-  std::int32_t begin = 0;
+  std::int32_t begin = 0;     ///< offset of the first slot, in first_chunk
   ChunkIndex first_chunk = no_chunk, last_chunk = no_chunk;
   std::int32_t written = 0;      ///< leading tokens whose K/V is written
   std::int32_t scheduled = 0;    ///< leading tokens that are written or that a step is to write
@@ -57,7 +58,7 @@ struct alignas(64) TreeNode {
   SequenceIndex tail_of = none;  ///< the sequence whose private tail this is
   std::int32_t live = 0;         ///< live sequences at or below
   std::int32_t held = 0;         ///< sequences at or below that left and are still in use
-  NodeState state = NodeState::unused;
+  NodeState state = NodeState::free;
   bool retained = false;
   std::uint8_t uses = 0, group = 0;      ///< see ReuseRecord
   std::int32_t level = 0;                ///< of retention: the highest of those that used it
@@ -65,9 +66,9 @@ struct alignas(64) TreeNode {
   std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
   Namespace name_space{};
-  std::uint32_t generation =
-      0;                    ///< told apart by it from others that had or get its index; never 0
-  std::uint32_t since = 0;  ///< when it fell out of use: see ReuseRecord
+  /// Told apart by it from others that had or get its index; never 0.
+  std::uint32_t generation = 0;
+  std::uint32_t since = 0;  ///< see ReuseRecord; with a ttl by the caller's clock
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
   [[nodiscard]] ReuseRecord reuse() const noexcept { return {since, uses, group}; }

@@ -110,6 +110,7 @@ CHUNKATTN_FUNCTION void TreeCore::mark_loaded(SequenceIndex s, TokenRange range)
     n.set_written(offset + length);
   });
   if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
+  notify_written(s, range.begin);
 }
 
 CHUNKATTN_FUNCTION void TreeCore::check_loadable(SequenceIndex s, TokenRange range,
@@ -141,6 +142,7 @@ CHUNKATTN_FUNCTION void TreeCore::give_to_successor(NodeIndex index) noexcept {
   ++stats.reassigned_nodes;
 }
 
+// A node with a live sequence at or below it.
 CHUNKATTN_FUNCTION SequenceIndex TreeCore::find_successor(NodeIndex n) const noexcept {
   const auto is_live = [&](SequenceIndex s) {
     return s != none && sequences[s].state == SequenceState::live;

@@ -55,11 +55,11 @@ class TierManager {
       : tree_(&tree),
         cache_(&cache),
         options_(std::move(options)),
-        block_(options_.block_tokens > 0 ? options_.block_tokens : Tree::chunk_size),
+        block_(options_.block_tokens.value_or(Tree::chunk_size)),
         tree_id_(ChunkAccess::source(tree).tree_id),
         spans_(block_) {
-    check_argument(options_.block_tokens >= 0, "options.block_tokens", options_.block_tokens,
-                   "at least 1, or 0 for the tree's chunk size");
+    check_argument(block_ > 0, "options.block_tokens", block_,
+                   "at least 1, or none for the tree's chunk size");
     check_argument(options_.max_prefetched > 0, "options.max_prefetched", options_.max_prefetched,
                    "at least 1");
     check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");

@@ -156,15 +156,14 @@ class Engine {
     const int num_kv_heads = call.kv.num_kv_heads;
     const int group = call.group;
     constexpr int enough_tasks = 64;
-    const int min_tasks = options_.tuning.min_tasks > 0              ? options_.tuning.min_tasks
-                          : options_.reduce == Reduce::deterministic ? enough_tasks
-                                                                     : 4 * threads;
+    const int min_tasks = options_.tuning.min_tasks.value_or(
+        options_.reduce == Reduce::deterministic ? enough_tasks : 4 * threads);
     ScheduleOptions wanted;
     wanted.num_kv_heads = num_kv_heads;
     wanted.group = group;
     wanted.max_lines = max_lines;
-    if (options_.tuning.min_product_lines > 0) {
-      wanted.min_product_lines = options_.tuning.min_product_lines;
+    if (options_.tuning.min_product_lines) {
+      wanted.min_product_lines = *options_.tuning.min_product_lines;
     } else if (uses_dots<T>() || sure_pair_terms<T, X>() > 0) {
       wanted.min_product_lines = min_dot_lines;
     } else {
@@ -174,7 +173,7 @@ class Engine {
     }
     wanted.tile_lines = takes_tiles<T>(plan.num_rows * group) ? matrix_block_lines : tile_lines;
     wanted.min_tasks = min_tasks;
-    if (options_.tuning.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
+    if (!options_.tuning.min_tasks) wanted.min_free_tasks = enough_tasks;
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = (HeadDim + ValueDim) * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 2.0 * (HeadDim + ValueDim);
@@ -207,9 +206,7 @@ class Engine {
   // head.
   template <class Size>
   void prepare_tasks(int num_jobs, int num_kv_heads, int threads, const Size& size) {
-    const int limit = options_.tuning.max_task_heads > 0
-                          ? std::min(options_.tuning.max_task_heads, num_kv_heads)
-                          : num_kv_heads;
+    const int limit = std::min(options_.tuning.max_task_heads.value_or(num_kv_heads), num_kv_heads);
     int most_lines = 0;
     tasks_.reset(num_jobs, num_kv_heads, threads, [&](int j) {
       auto [job, lines] = size(j);
@@ -323,7 +320,7 @@ class Engine {
                                rules);
     if constexpr (fits_pairs<T>)
       if (state.has_pairs)
-        return dot_first_block(PairUnit<HeadDim, ValueDim>{options_.sm_scale, pair_terms_}, block,
+        return dot_first_block(PairUnit<HeadDim, ValueDim>{*options_.sm_scale, pair_terms_}, block,
                                line, num_lines, state, ahead, rules);
     chunk_first_block(block, line, num_lines, invariant(), state, ahead, rules);
   }
@@ -363,7 +360,7 @@ class Engine {
         }
         for (int i = 0; i < call.group * HeadDim; i += width)
           simd::store(state.q + line * HeadDim + i, simd::load_widened<width>(from + i) *
-                                                        simd::broadcast<width>(options_.sm_scale));
+                                                        simd::broadcast<width>(*options_.sm_scale));
       }
     }
     if constexpr (!std::is_same_v<V, NoVariant>) {  // vectors of lines reach beyond the last

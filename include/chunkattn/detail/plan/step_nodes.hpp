@@ -15,7 +15,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// The part of the prefix tree on which a step's rows are. Keeps its memory.
-class ActiveNodes {
+class StepNodes {
  public:
   struct Node {
     std::uint64_t mark = 0;
