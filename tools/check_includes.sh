@@ -25,7 +25,7 @@ max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
   allocator 500              attention_options 1210     attention_plan 5490        chunk_attention 8750
-  chunkattn 14210            cuda 7270                  element 230                error 190
+  chunkattn 14210            cuda 7280                  element 230                error 190
   executor 570               fwd 720                    kv_cache 1560              kv_view 930
   merge_state 590            plan_view 650              prefix_tree 5430           sequence 4470
   step 4780                  tree_options 670           variants 650               version 10

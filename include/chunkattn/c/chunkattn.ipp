@@ -112,7 +112,7 @@ inline std::unique_ptr<AnyAttention> make_for(const chunkattn_config& config,
   const ElementType kv = type_of(config.kv_type, "config.kv_type");
   const ElementType qo = type_of(config.qo_type, "config.qo_type");
   CpuOptions options;
-  options.sm_scale = config.scale;
+  if (config.scale != 0) options.sm_scale = config.scale;
 #define CHUNKATTN_C_CHOOSE(HeadDim, ValueDim, Kv, Qo)                     \
   if (size == HeadSize(HeadDim, ValueDim) && kv == element_type_of<Kv> && \
       qo == element_type_of<Qo>)                                          \
