@@ -75,7 +75,8 @@ class CacheOrder final : public EvictionOrder {
       if (shares_->is_full(tenant)) shares_->forget_unused(used_tenants());
       shares_->reserve(tenant, terms);
       lists_.reserve(level * RetainedList::keys_per_level, num_groups());  // of what is public
-      level += RetainedList::keys_of(shares_->index_of({.tenant = tenant})) >> 5;
+      level +=
+          RetainedList::keys_of(shares_->index_of({.tenant = tenant})) >> RetainedList::level_shift;
     }
     lists_.reserve(level * RetainedList::keys_per_level, num_groups());
     if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
@@ -260,13 +261,13 @@ class CacheOrder final : public EvictionOrder {
   /// first list that has any. The oldest of all is one: what is below a node is older than it.
   [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
     if (victim_ != none && is_of_level(first, topology_.node(victim_))) return victim_;
-    victim_ = first.next();
+    victim_ = first.next_candidate();
     if (first.key == RetainedList::key_of_pinned) return victim_;
     const RetainedList* const lists = &first - (first.key & (RetainedList::keys_per_level - 1));
     Candidates& candidates = model_->candidates;
     if (weighed_ != lists) candidates.renew_all(ReuseModel::num_groups);
     for (int group; (group = candidates.next_stale()) >= 0;) weigh(lists, to_size(group));
-    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].next();
+    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].next_candidate();
     if (evicts_many_) weighed_ = lists;
     return victim_;
   }
@@ -276,7 +277,7 @@ class CacheOrder final : public EvictionOrder {
   }
   void weigh(const RetainedList* lists, std::size_t group) noexcept {
     if (lists[group].oldest == none) return model_->candidates.drop(group);
-    const TreeNode& n = topology_.node(lists[group].next());
+    const TreeNode& n = topology_.node(lists[group].next_candidate());
     if (n.first_child != none) return model_->candidates.drop(group);
     const std::uint32_t age = now() - n.since;
     model_->candidates.set(group, model_->value(n.group, age), age);

@@ -124,7 +124,7 @@ class TreeCore {
   /// as far as `max_tokens` allows. Either all of it happens or nothing does.
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                  const NewDrafts& drafts);
-  /// Adds many sequences, as far as each is the common case; reserve_entries() comes first.
+  /// What adds many sequences, as far as each just decodes; reserve_entries() comes first.
   [[nodiscard]] DecodingRun decoding(StepRecord& step) noexcept {
     const std::int32_t max_steps = step.is_void       ? 0
                                    : steps.any_void() ? 1
@@ -233,8 +233,8 @@ class TreeCore {
   [[nodiscard]] SequenceIndex waits_for(SequenceIndex s) const noexcept;
   /// The topmost run of positions that are this sequence's to write, empty while a step has it.
   [[nodiscard]] TokenRange loadable(SequenceIndex s) const noexcept;
-  /// Makes what others are still to write on this path its own job, where no step is at it.
-  /// Returns the tokens that it got.
+  /// Makes the sequence the writer of what others are still to write on its path, where no step is
+  /// at it. Returns the tokens that it got.
   std::int32_t take_over(SequenceIndex s) noexcept;
   /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
   void mark_loaded(SequenceIndex s, TokenRange range);
@@ -390,8 +390,8 @@ class TreeCore {
   }
   void give_to_successor(NodeIndex index) noexcept;
   [[nodiscard]] SequenceIndex find_successor(NodeIndex n) const noexcept;
-  /// A step is to write those of the entry's positions that are its sequence's to write, or no
-  /// longer is: it is void.
+  /// Marks those of the entry's positions that are its sequence's to write as scheduled, or takes
+  /// that back: the step is void.
   void set_scheduled(const StepEntry& entry, bool scheduled) noexcept;
   /// The step has run: the K/V of the entry's positions is written.
   void mark_written(const StepEntry& entry, SequenceRecord& record) noexcept;

@@ -1,4 +1,4 @@
-// The functions of TreeCore, see CHUNKATTN_BODIES.
+// The functions of TreeCore, see CHUNKATTN_BODIES (support/config.hpp).
 #pragma once
 
 #include "add.hpp"

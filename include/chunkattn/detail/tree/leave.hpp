@@ -1,5 +1,5 @@
-// A sequence leaves: its job is reassigned, its generated tokens become matchable or merge into an
-// equal path, and its slots are discarded when nothing uses them.
+// A sequence leaves: what it had still to write is reassigned, its generated tokens become
+// matchable or merge into an equal path, and its slots are discarded when nothing uses them.
 #pragma once
 
 #include <algorithm>

@@ -115,7 +115,7 @@ class TokenTree {
   AnyAllocatorOf<Allocator> allocator_;
   Policy policy_;
 
- public:
+ public:  // after what it refers to
   TreeCore core;
 
   [[nodiscard]] const Allocator& allocator() const noexcept { return allocator_.get(); }
@@ -141,7 +141,7 @@ class TokenTree {
     return length - length % core.prefixes.unit();
   }
   /// The longest match of a prompt.
-  /// \param match  that to continue from: one that ended within a node has ended there for good
+  /// \param match  that to continue from; one that ended inside a node is not continued
   [[nodiscard]] PathMatch find(std::span<const Token> prompt, const InsertOptions& options,
                                PathMatch match = {}) const {
     const std::int32_t unit = core.prefixes.unit();
@@ -210,10 +210,10 @@ class TokenTree {
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
     if constexpr (has_hooks) Policy::Hooks::inserting(policy_, core, options);
-    struct Joined final : PromptTokens {
+    struct PromptStore final : PromptTokens {
       TokenTree& tree;
       std::span<const Token> tokens;
-      Joined(TokenTree& of, std::span<const Token> all) : tree(of), tokens(all) {}
+      PromptStore(TokenTree& of, std::span<const Token> all) : tree(of), tokens(all) {}
       void store(const TreeNode& n, std::int32_t position) const override {
         tree.store(n, 0, tokens.subspan(to_size(position), to_size(n.length)));
       }
@@ -221,7 +221,7 @@ class TokenTree {
     const SequenceIndex joined = core.join(
         match,
         {size, public_length(prompt, options), published_end, policy_.level(options.priority)},
-        options, Joined(*this, prompt));
+        options, PromptStore(*this, prompt));
     if constexpr (has_hooks)
       if (joined != none) Policy::Hooks::inserted(*this, prompt, options, match.length, joined);
     return joined;
@@ -421,7 +421,7 @@ class TokenTree {
       tokens_.store(tree[i].chunk, tree[i].offset, tokens[i]);
   }
   void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
-    if (tokens.size() == 1) {  // and g++ 14 warns of a copy that begins after it
+    if (tokens.size() == 1) {  // also because g++ 14 warns of a copy of one token below
       const std::int32_t slot = n.begin + first;
       return tokens_.store(core.topology.chunk_of(n, slot), core.topology.geometry.offset(slot),
                            tokens[0]);
