@@ -56,11 +56,10 @@ class OutOfChunks : public Error {
                              int line = __builtin_LINE())
       : Error(detail::joined({"out of chunks: asked for ", asked, ", ", available, " available of ",
                               capacity}) +
-                  (alone > capacity
-                       ? detail::joined({"; this never fits, as it takes ", alone,
-                                         " with nobody else there: refuse the request, or raise "
-                                         "max_chunks"})
-                       : "; wait for a sequence to leave, or raise max_chunks"),
+                  (alone > capacity ? detail::joined({"; this never fits, as it takes ", alone,
+                                                      " even alone: refuse the request, or raise "
+                                                      "max_chunks"})
+                                    : "; wait for a sequence to leave, or raise max_chunks"),
               file, line),
         asked_(asked),
         available_(available),

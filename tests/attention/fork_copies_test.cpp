@@ -102,7 +102,7 @@ TEST_CASE("a fresh fork's copied rows count as written when a step has made them
   CHECK(e.tree.stats().copied_tokens == 3);
   std::vector<std::byte> bytes(kv_bytes(e.kv, 4));
   CHECK(refused([&] { gather_kv(fork, {0, 4}, e.kv, bytes); }) ==
-        "range.end() = 4: expected at most the sequence's num_written(): K/V behind it is to be "
+        "range.end() = 4: expected at most the sequence's num_written(): K/V after it is to be "
         "computed, or to be copied by the next step");
   e.finish({&other});  // the next step makes the copies
   CHECK(e.copies == 1);

@@ -253,7 +253,7 @@ TEST_CASE_FIXTURE(Fixture, "a cache without chunks is not one without memory") {
     CHECK(
         of_both(layer, view) ==
         "layer.num_chunks = 0: expected memory for the plan's chunks: take the layer's view after "
-        "the step is built, of a cache that follows its tree or was told to grow");
+        "the step is built, of a cache that follows its tree or was grown");
   CHECK(of_both(early.layer(0), view) == "no error");
   auto broken = early.layer(0);
   broken.k_slabs = nullptr;

@@ -107,7 +107,7 @@ TEST_CASE_FIXTURE(Engine, "run() of a layer that the step has not written") {
     run(cache.layer(0), view);
     CHECK(refused([&] { run(cache.layer(1), view); }) ==
           "layer = 1: expected step " + std::to_string(number) +
-              " to write it before run(), by write() or by kernels that mark_written() tells of");
+              " to write it before run(), by write() or by kernels reported by mark_written()");
     write(cache.layer(1), view);
     run(cache.layer(1), view);
     write(cache.layer(2), view);
@@ -120,7 +120,7 @@ TEST_CASE_FIXTURE(Engine, "finish() without a layer's write changes nothing, and
   const auto expected = [](int layer) {
     return "layer = " + std::to_string(layer) +
            ": expected step 1 to write it before finish(), "
-           "by write() or by kernels that mark_written() tells of";
+           "by write() or by kernels reported by mark_written()";
   };
   SUBCASE("open") {
     auto open = tree.begin_step();
@@ -156,8 +156,8 @@ TEST_CASE_FIXTURE(Engine, "one layer twice and another never") {
     run(cache.layer(layer), view);
   }
   CHECK(refused([&] { (void)std::move(open).finish(); }) ==
-        "layer = 2: expected step 1 to write it before finish(), by write() or by kernels that "
-        "mark_written() tells of; layer 1 was written 2 times");
+        "layer = 2: expected step 1 to write it before finish(), by write() or by kernels "
+        "reported by mark_written(); layer 1 was written 2 times");
 }
 
 TEST_CASE_FIXTURE(Engine, "writing twice is harmless") {

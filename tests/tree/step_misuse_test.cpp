@@ -325,8 +325,7 @@ TEST_CASE("finished and submitted: in order, and after build") {
   auto step = b.tree.begin_step();
   REQUIRE(step.add(s));
   const std::string unbuilt =
-      "step = 1: expected AttentionPlan::build() after the last add(): nothing has told the "
-      "kernels "
+      "step = 1: expected AttentionPlan::build() after the last add(): the kernels have no plan of "
       "what to compute";
   CHECK(refused([&] { (void)std::move(step).finish(); }) == unbuilt);
   CHECK(refused([&] { (void)std::move(step).submit(); }) == unbuilt);

@@ -195,7 +195,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
     return "no error";
   };
   const std::string wait = "; wait for a sequence to leave, or raise max_chunks";
-  const std::string refuse = " with nobody else there: refuse the request, or raise max_chunks";
+  const std::string refuse = " even alone: refuse the request, or raise max_chunks";
   CHECK(never([&] { (void)tree.insert(std::vector<int>(16, 3)); }) ==
         "now, out of chunks: asked for 4, 2 available of 4" + wait);
   CHECK(never([&] { (void)tree.insert(std::vector<int>(17, 3)); }) ==

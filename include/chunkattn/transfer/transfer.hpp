@@ -165,7 +165,7 @@ void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
   detail::check_argument(
       range.empty() || range.end() <= static_cast<std::int64_t>(sequence.num_written()),
       "range.end()", range.end(),
-      "at most the sequence's num_written(): K/V behind it is to be computed, or "
+      "at most the sequence's num_written(): K/V after it is to be computed, or "
       "to be copied by the next step");
   detail::transfer(sequence, range, cache, buffer, range,
                    [&](const void* row, std::byte* to, std::size_t bytes) {

@@ -187,7 +187,7 @@ class CacheOrder final : public EvictionOrder {
   [[nodiscard]] NodeIndex victim_from(const RetainedList* from) noexcept {
     while (from != lists_.end() && from->oldest == none) ++from;
     if (from == lists_.end()) return none;
-    return model_ ? least_valuable(*from) : from->next();
+    return model_ ? least_valuable(*from) : from->next_candidate();
   }
   /// Prefetches what will be read when a node's turn in its list comes. Of the one after it the
   /// record is there since the last time.
@@ -234,7 +234,7 @@ class CacheOrder final : public EvictionOrder {
       return list;
     }
     for (int passed = 0; passed < 8; ++passed) {
-      const NodeIndex n = list->next();
+      const NodeIndex n = list->next_candidate();
       if (topology_.node(n).first_child == none) return list;
       weighed_ = nullptr;
       list->hand = topology_.node(n).newer;

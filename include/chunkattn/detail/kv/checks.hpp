@@ -24,7 +24,7 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
   check_argument(
       layer.num_chunks > 0 || layer.k != nullptr, "layer.num_chunks", layer.num_chunks,
       "memory for the plan's chunks: take the layer's view after the step is built, of a "
-      "cache that follows its tree or was told to grow");
+      "cache that follows its tree or was grown");
   check_argument(layer.stride_token != 0 || layer.chunk_size == 1, "layer.stride_token", 0,
                  "elements from a token to the next");
   check_argument(layer.stride_chunk != 0 || layer.num_chunks <= 1, "layer.stride_chunk", 0,

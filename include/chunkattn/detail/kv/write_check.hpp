@@ -82,7 +82,7 @@ class WriteCheck final : public StepObserver {
         fail_argument(
             "layer", layer,
             {"step ", writes.step, " to write ", missing(writes, layer, head), " before ", before,
-             ", by write() or by kernels that mark_written() tells of", hint(writes)});
+             ", by write() or by kernels reported by mark_written()", hint(writes)});
   }
   [[nodiscard]] std::string missing(const Writes& writes, int layer, int head) const {
     const auto* const times = writes.times.data() + at(layer, 0);

@@ -184,7 +184,7 @@ class Retention {
 
   /// Evicts what was unused for the policy's ttl. Returns its tokens.
   std::size_t expire(std::uint64_t now) {
-    check_argument(now >= time_, "now", now, {"at least ", time_, ", as it was told before"});
+    check_argument(now >= time_, "now", now, {"at least ", time_, ", the last one"});
     // Until now no node was older than the ttl, so that ages fit in the 32 bits of a node.
     const std::uint64_t passed = std::min<std::uint64_t>(now - time_, rules_.ttl);
     const std::uint64_t before = stats_.evicted_tokens;

@@ -267,7 +267,7 @@ class StepTable {
  private:
   static void check_built(const StepRecord& step) {
     check_argument(step.built || step.entries.empty(), "step", step.number,
-                   "AttentionPlan::build() after the last add(): nothing has told the kernels what "
+                   "AttentionPlan::build() after the last add(): the kernels have no plan of what "
                    "to compute");
   }
 
