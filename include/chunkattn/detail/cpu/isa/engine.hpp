@@ -89,7 +89,7 @@ class Engine {
   template <class T>
   [[nodiscard]] bool uses_tiles() const noexcept {
     return fits_tiles<HeadDim, ValueDim, T> && tile_terms_ > 0 &&
-           (software_tiles || !uses_dots<T>());
+           (software_tiles > 0 || !uses_dots<T>());
   }
   /// Whether they go through dot products.
   template <class T>
@@ -121,11 +121,12 @@ class Engine {
   template <class T>
   static constexpr double min_product_fill = sizeof(T) == 4 ? 0.53 : 0.7;
   static constexpr int product_grain = std::min(16, tile_lines);
-  // From how many lines of a task on products go through tiles: what tiles read is packed once per
-  // task, for few lines at a greater cost than that of multiplying by vectors. And the lines that
-  // make up for it, below which rows are not cut. Measured on the Intel of docs/cpu.md.
+  // From how many lines of a row block on its products go through tiles, those of blocks that fewer
+  // lines read, too: its queries are packed one way. V is packed once per block, for few lines at a
+  // greater cost than that of multiplying by vectors. And the lines that make up for it, below
+  // which rows are not cut. Measured on the Intel of docs/cpu.md.
   template <class T>
-  static constexpr int min_matrix_lines = software_tiles                ? 1
+  static constexpr int min_matrix_lines = software_tiles > 0            ? software_tiles
                                           : std::is_same_v<T, bfloat16> ? 32
                                                                         : 48;
   static constexpr int matrix_block_lines = 128;
@@ -237,7 +238,7 @@ class Engine {
       }
     }
     load_queries(call, lines, state);
-    if (block.has_products) arrange_queries(call, lines, state);
+    if (block.has_products) arrange_queries(call, block, lines, state);
     if (ordered && whole) Partials::clear(state.merged, lines.count());
     for (int u = task.part_begin; u < task.part_end; ++u) {
       if (ordered && u > task.part_begin) clear(splits[u], lines, state);
@@ -371,24 +372,29 @@ class Engine {
     }
   }
 
-  // The queries of the first lines once more, as products need them.
+  // The queries of the first lines once more, as products need them. What computes these depends on
+  // the whole row block, whichever of its splits the task has: so bits do not depend on threads.
   template <class T, class X, class Y, class V>
-  void arrange_queries(const Call<T, X, Y, V>& call, const TaskLines& lines,
+  void arrange_queries(const Call<T, X, Y, V>& call, const RowBlock& block, const TaskLines& lines,
                        State& state) const noexcept {
     const int count = lines.per_head();
     state.has_pairs = false;
-    state.has_tiles = takes_tiles<T>(count);
+    state.has_tiles = takes_tiles<T>(block.num_rows() * call.group);
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (state.has_tiles) return pack_queries(count, tile_terms_, state);
     if constexpr (fits_dots<HeadDim, T>)
       if (uses_dots<T>()) return pack_byte_queries(count, state);
     if constexpr (fits_pairs<T>) {
-      const auto row = [&](int line) CHUNKATTN_LAMBDA {
-        const int first = lines.head_begin * call.group + line % call.group;
-        return call.q + call.qo_index(lines.row_begin + line / call.group, first) * HeadDim;
-      };
-      state.has_pairs = pair_terms_ > 0 && pack_pair_queries(count, state, row, pair_terms_ == 1);
-      if (state.has_pairs) return;
+      state.has_pairs = pair_terms_ == 1 ||
+                        (pair_terms_ > 1 &&
+                         PairUnit<HeadDim, ValueDim>::holds_queries(call, block, lines.head_begin));
+      if (state.has_pairs) {
+        const auto row = [&](int line) CHUNKATTN_LAMBDA {
+          const int first = lines.head_begin * call.group + line % call.group;
+          return call.q + call.qo_index(lines.row_begin + line / call.group, first) * HeadDim;
+        };
+        return pack_pair_queries(count, state, row);
+      }
     }
     transpose_queries(count, state);
   }

@@ -30,33 +30,38 @@ inline constexpr int pair_depth = 2;
 
 // ---- Queries ----------------------------------------------------------------------------------
 
-/// The queries of `lines` lines, which `row(line)` gives unscaled, once per task: q_transposed
-/// becomes [HeadDim / 2 words][transposed_stride]. Returns whether they may be used: all of them
-/// are exact, or else `rounded` is allowed. Lines beyond the last are padding.
-template <int HeadDim, int ValueDim, class Row>
-bool pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row& row,
-                       bool rounded) noexcept {
+/// Whether a query is bfloat16 by value. Denormals are not: they would count as zeros. NaN is: it
+/// is no reason to compute other lines in fp32.
+template <int HeadDim, class X>
+CHUNKATTN_INLINE bool is_pair_query(const X* query) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   using Bits = simd::Unsigned<width>;
   Bits lost{};
+  for (int i = 0; i < HeadDim; i += width) {
+    const auto bits = simd::bits_as<Bits>(simd::load_widened<width>(query + i));
+    const Bits size = bits & 0x7fffffffu;
+    const Bits is_nan = (Bits)(size > 0x7f800000u);
+    lost |= ~is_nan & ((bits & 0xffffu) | ((Bits)(size < 0x00800000u) & size));
+  }
+  return !any_of<width>((simd::Int<width>)(lost != 0u));
+}
+
+/// The queries of `lines` lines, which `row(line)` gives unscaled, once per task: q_transposed
+/// becomes [HeadDim / 2 words][transposed_stride]. Lines beyond the last are padding.
+template <int HeadDim, int ValueDim, class Row>
+void pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row& row) noexcept {
+  constexpr int width = simd::width_for<HeadDim>;
   for (int first = 0; first < lines; first += simd::native_width) {
     alignas(64) std::uint16_t elements[simd::native_width][HeadDim];
     for (int l = 0; l < simd::native_width; ++l) {
       const auto* const from = row(std::min(first + l, lines - 1));
-      for (int i = 0; i < HeadDim; i += width) {
-        const simd::Float<width> x = simd::load_widened<width>(from + i);
-        const Bits bits = simd::bits_as<Bits>(x);
-        const Bits size = bits & 0x7fffffffu;
-        const Bits is_nan =
-            (Bits)(size > 0x7f800000u);  // no line's reason to compute others in fp32
-        lost |= ~is_nan & ((bits & 0xffffu) | ((Bits)(size < 0x00800000u) & size));
-        simd::store_upper_halves<width>(elements[l] + i, simd::rounded_to_bfloat16<width>(x));
-      }
+      for (int i = 0; i < HeadDim; i += width)
+        simd::store_upper_halves<width>(
+            elements[l] + i, simd::rounded_to_bfloat16<width>(simd::load_widened<width>(from + i)));
     }
     transpose_words<HeadDim / pair_depth>(elements, sizeof elements[0], state.q_transposed + first,
                                           state.transposed_stride);
   }
-  return rounded || !any_of<width>((simd::Int<width>)(lost != 0u));
 }
 
 // ---- Values -----------------------------------------------------------------------------------
@@ -214,6 +219,16 @@ struct PairUnit {
   int terms;               ///< of probabilities
   bool nonfinite = false;  ///< V of the block holds infinities or NaN
 
+  /// Whether all queries of a row block and KV head are bfloat16 by value.
+  template <class Call>
+  static bool holds_queries(const Call& call, const RowBlock& block, int kv_head) noexcept {
+    for (int row = block.row_begin; row < block.row_end; ++row) {
+      const auto* const queries = call.q + call.qo_index(row, kv_head * call.group) * HeadDim;
+      for (int l = 0; l < call.group; ++l)
+        if (!is_pair_query<HeadDim>(queries + l * HeadDim)) return false;
+    }
+    return true;
+  }
   CHUNKATTN_INLINE static void pack_key(const bfloat16* from, char* to) noexcept {
     __builtin_memcpy(to, from, HeadDim * sizeof *from);
   }

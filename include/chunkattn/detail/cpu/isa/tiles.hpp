@@ -14,7 +14,8 @@ inline constexpr int tile_size = 16;
 #if defined(CHUNKATTN_SOFTWARE_TILES)
 
 using Tiles = SoftwareTiles;
-inline constexpr bool has_tiles = true, software_tiles = true;
+inline constexpr bool has_tiles = true;
+inline constexpr int software_tiles = CHUNKATTN_SOFTWARE_TILES;
 
 #elif defined(CHUNKATTN_PASS_AMX)
 
@@ -93,7 +94,8 @@ class AmxTiles {
 };
 
 using Tiles = AmxTiles;
-inline constexpr bool has_tiles = true, software_tiles = false;
+inline constexpr bool has_tiles = true;
+inline constexpr int software_tiles = 0;
 
 #else
 
@@ -102,7 +104,8 @@ struct Tiles {
   static constexpr bool runs_on(InstructionSet) noexcept { return false; }
   explicit Tiles(bool) noexcept {}
 };
-inline constexpr bool has_tiles = false, software_tiles = false;
+inline constexpr bool has_tiles = false;
+inline constexpr int software_tiles = 0;
 
 #endif
 
