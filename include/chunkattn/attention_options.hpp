@@ -192,10 +192,6 @@ class ChunkAttention {
                 "chunkattn::Cuda");
 };
 
-CHUNKATTN_ISA_NAMESPACE_END
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
-
 /// The name of an instruction set, as the macro CHUNKATTN_ISA and the environment variable
 /// CHUNKATTN_CPU_ISA take it.
 [[nodiscard]] constexpr const char* name_of(InstructionSet set) noexcept {
@@ -332,9 +328,10 @@ inline std::string describe_instruction_set() {
     if (detail::cpu::dot_units().int8) text += "; products of int8 by SDOT and UDOT";
     if (detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by BFDOT";
   }
-  if (text.starts_with("avx512 ")) {
+  const bool is_amx = text.starts_with("amx ");  // bfloat16 by its matrix unit
+  if (is_amx || text.starts_with("avx512 ")) {
     if (detail::cpu::dot_units().int8) text += "; products of int8 by VPDPBUSD";
-    if (detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by VDPBF16PS";
+    if (!is_amx && detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by VDPBF16PS";
   }
   return text;
 }

@@ -38,7 +38,7 @@ template <int HeadDim, int ValueDim, class Exec>
 /// The largest rounding errors of products by dot products of bytes over int8 K and V: queries and
 /// probabilities are 16-bit integers there.
 [[nodiscard]] constexpr Rounding rounding_of_dots() noexcept {
-  Rounding rounding(0x1p-22);
+  Rounding rounding(0x1p-19);  // the softmax's exp
   rounding.p_of_largest = 0x1p-16;
   rounding.query_of_largest = 0x1.02p-16;  // half of 1 / 32639
   return rounding;

@@ -121,7 +121,7 @@ class Prefetcher {
     constexpr int flops = 2 * (HeadDim + ValueDim);
     const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / flops_per_ns * 6 / 64);
     const int spare = room - queued_;
-    // Not before the last blocks in which a third of the time suffices: what comes earlier is
+    // Not before the last blocks in which a quarter of the time suffices: what comes earlier is
     // pushed out of L2 by the products' own K and V.
     const bool soon = std::int64_t{spare} * blocks <= std::int64_t{early_left_} * 4;
     const int early = std::min(static_cast<int>((early_left_ + blocks - 1) / blocks), spare);

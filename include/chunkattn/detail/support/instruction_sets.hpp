@@ -154,7 +154,7 @@
 #endif
 
 // Code that depends on the instruction sets of a translation unit is in an inline namespace named
-// after them, so units that were built with different options never share a kernel. Tree, plan and
+// after them, so units whose options promise different sets never share a kernel. Tree, plan and
 // K/V types are outside, so that such units can pass them to each other.
 #define CHUNKATTN_ISA_NAMESPACE_BEGIN \
   CHUNKATTN_NAMESPACE_BEGIN           \

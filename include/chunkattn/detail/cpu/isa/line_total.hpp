@@ -2,10 +2,10 @@
 // its additions have rounded away so far (the rest of a fused multiply-add), so that no digits are
 // lost.
 //
-// A line's running output takes one addition per block, and with each it may lose half a unit in
-// its last place: equal values all lose the same way. So after window_tokens it goes to a total,
-// which takes as few operations per token as one likes, and starts again. Windows begin at absolute
-// positions: a line's bits do not depend on which blocks are read for others.
+// A line's running output takes one addition per block (of tiles some), and with each it may lose
+// half a unit in its last place: equal values all lose the same way. So after window_tokens it goes
+// to a total, which takes as few operations per token as one likes, and starts again. Windows begin
+// at absolute positions: a line's bits do not depend on which blocks are read for others.
 #ifndef CHUNKATTN_ISA_LINE_TOTAL
 #define CHUNKATTN_ISA_LINE_TOTAL
 

@@ -282,7 +282,7 @@ CHUNKATTN_INLINE V sum_as_lanes(V (&parts)[N]) {
     for (int i = 0; i < half; ++i) parts[i] = parts[i] + parts[i + half];
   return parts[0];
 }
-/// `value` where lane < count, else `other`.
+/// `value` where the condition's lane is all ones, else `other`.
 template <int W>
 CHUNKATTN_INLINE Float<W> select(Int<W> condition, Float<W> value, Float<W> other) {
   return condition ? value : other;
