@@ -53,7 +53,7 @@ struct Memory {
   chunkattn_layer layer{};
   KvView<Kv> view;
 
-  explicit Memory(const PageGeometry& pages) {
+  explicit Memory(const PageGeometry& pages, bool v_apart = false) {
     const std::int64_t k_rows = std::int64_t{pages.page_size} * HeadDim;
     const std::int64_t head = k_rows + std::int64_t{pages.page_size} * ValueDim;
     memory.resize(static_cast<std::size_t>(head * num_kv_heads * pages.num_pages),
@@ -67,18 +67,27 @@ struct Memory {
             .stride_chunk = head * num_kv_heads,
             .stride_head = head,
             .stride_token = HeadDim};
-    if (HeadDim != ValueDim) {
+    std::int64_t v_strides[]{view.stride_chunk, head, ValueDim};
+    if (v_apart) {
+      view.stride_chunk = k_rows * num_kv_heads;
+      view.stride_head = k_rows;
+      view.v = memory.data() + view.stride_chunk * pages.num_pages;
+      v_strides[0] = std::int64_t{pages.page_size} * num_kv_heads * ValueDim;
+      v_strides[1] = ValueDim;
+      v_strides[2] = num_kv_heads * ValueDim;
+    }
+    if (v_apart || HeadDim != ValueDim) {
       view.value_dim = ValueDim;
-      view.v_stride_chunk = view.stride_chunk;
-      view.v_stride_head = head;
-      view.v_stride_token = ValueDim;
+      view.v_stride_chunk = v_strides[0];
+      view.v_stride_head = v_strides[1];
+      view.v_stride_token = v_strides[2];
     }
     layer = {view.k,
              view.v,
              pages.num_pages,
              pages.page_size,
-             {view.stride_chunk, head, HeadDim},
-             {view.stride_chunk, head, ValueDim}};
+             {view.stride_chunk, view.stride_head, HeadDim},
+             {v_strides[0], v_strides[1], v_strides[2]}};
   }
   /// Fills all of it, as of tokens that came before.
   void fill(test::Random& random) {
@@ -133,7 +142,8 @@ void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t 
     batch.geometry.joined = false;
     const int rows = batch.num_rows();
     const PageGeometry& pages = batch.geometry;
-    Memory<Kv, HeadDim, ValueDim> ours(pages), theirs(pages);
+    const bool v_apart = random.chance(0.5);
+    Memory<Kv, HeadDim, ValueDim> ours(pages, v_apart), theirs(pages, v_apart);
     ours.fill(random);
     theirs.memory = ours.memory;
 
