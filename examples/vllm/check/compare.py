@@ -1,0 +1,88 @@
+"""Stock vLLM and vLLM with the plugin: greedy texts must be the same, and faults leave vLLM as it is, with a message.
+
+compare.py SMOLLM2 WORK [NAME...]: SMOLLM2 is the folder that smollm2.py makes; NAMEs choose of the cases below.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+here = pathlib.Path(__file__).parent
+smollm2, work = sys.argv[1], pathlib.Path(sys.argv[2])
+RANDOM = ("llama", "llama_head_32", "llama_head_96", "qwen3", "mistral_window", "gemma2_cap_window", "gemma3_window",
+          "gpt_oss_sinks_window", "bloom_alibi")
+CASES = {
+    "smollm2": [smollm2],
+    "chunked_prefill": [smollm2, "--chunk", "64"],
+    "preemption": [smollm2, "--block-size", "32", "--blocks", "36", "--tokens", "64"],
+    "bfloat16": [smollm2, "--dtype", "bfloat16", "--logprobs", "--tokens", "8"],
+    "float16": [smollm2, "--dtype", "float16", "--logprobs", "--tokens", "8"],
+} | {name: [str(work / "models" / name), "--random", "3", "--logprobs"] for name in RANDOM}
+LEFT = {"llama_head_32": "config.head_dim = 32:32"}  # why CPU_ATTN computes it
+failed = []
+
+
+def run(name, mode, arguments):
+    out, log = work / f"{name}.{mode}.json", work / f"{name}.{mode}.log"
+    with open(log, "w") as file:
+        ended = subprocess.run([sys.executable, here / "texts.py", arguments[0], out, *arguments[1:]], stdout=file,
+                               stderr=subprocess.STDOUT, timeout=900, env=os.environ | {"CHUNKATTN_VLLM": mode})
+    text = log.read_text()
+    if ended.returncode != 0:
+        errors = [line for line in text.splitlines() if "Error" in line]
+        return None, "\n".join(errors[-1:]) or text[-500:]
+    return json.loads(out.read_text()), text
+
+
+def expect(what, holds):
+    print(f"{'ok' if holds else 'FAILED':6} {what}", flush=True)
+    if not holds:
+        failed.append(what)
+
+
+def compare(name, arguments):
+    stock, why = run(name, "off", arguments)
+    if stock is None:
+        print(f"       {name}: stock vLLM does not run it: {why}", flush=True)
+        return
+    with_it, text = run(name, "on", arguments)
+    if with_it is None:
+        return expect(f"{name}: {text}", False)
+    pairs = [(a, b) for ran in zip(stock["runs"], with_it["runs"]) for a, b in zip(*ran)]
+    same = sum(a["ids"] == b["ids"] for a, b in pairs)
+    apart = 0.0  # of logprobs, as far as tokens are the same
+    for a, b in pairs:
+        for x, y, i, j in zip(a["logprobs"], b["logprobs"], a["ids"], b["ids"]):
+            if i != j:
+                break
+            apart = max(apart, abs(x - y))
+    shared = with_it["statistics"]
+    exact = "bfloat16" != name != "float16"
+    expect(f"{name}: {same} of {len(pairs)} texts equal, logprobs within {apart:.1e}; {shared['pages_read']} blocks read, "
+           f"{shared['pages_alone']} without sharing",
+           (same == len(pairs) if exact else apart < 0.1) and
+           ((name in LEFT and LEFT[name] in text and shared["steps"] == 0) or
+            (name not in LEFT and shared["pages_read"] < shared["pages_alone"])))
+
+
+def faults():
+    """What is wrong is said, and vLLM's own attention is in place."""
+    says = {"version": "vLLM 0.99.1: expected one of", "library": "expected libchunkattn_vllm.so",
+            "c_version": "chunkattn_c_version() = ", "forward": "seq_lens[0] = -7: expected from 0"}
+    for fault, text in says.items():
+        ended = subprocess.run([sys.executable, here / "fault.py", fault, smollm2], capture_output=True, text=True,
+                               timeout=600)
+        said = ended.stdout + ended.stderr
+        expect(f"fault {fault}: {text}...", ended.returncode == 0 and text in said)
+        if failed and fault in failed[-1]:
+            print(said[-500:], flush=True)
+
+
+work.mkdir(parents=True, exist_ok=True)
+names = sys.argv[3:] or [*CASES, "faults"]
+if models := [name for name in names if name in RANDOM and not (work / "models" / name).exists()]:
+    subprocess.run([sys.executable, here / "random_models.py", work / "models", *models], check=True)
+for name in names:
+    faults() if name == "faults" else compare(name, CASES[name])
+sys.exit(f"FAILED: {len(failed)}" if failed else 0)
