@@ -54,7 +54,7 @@ chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -O1 TESTS cpu_
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -O1 TESTS attention_variants_test)
 chunkattn_fast_program(fast_dots VARIANT dots OPTIONS -O1 TESTS dots_test pairs_test)
 chunkattn_fast_program(fast_portable VARIANT portable OPTIONS -O1 TESTS attention_variants_test element_test)
-chunkattn_fast_program(fast_avx2 VARIANT avx2 OPTIONS -O1 TESTS attention_variants_test element_test)
+chunkattn_fast_program(fast_avx2 VARIANT avx2 OPTIONS -O1 TESTS attention_variants_test dots_test element_test)
 # These two define a macro before they include anything.
 chunkattn_fast_program(fast_threads OPTIONS -O1 TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)

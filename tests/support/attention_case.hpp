@@ -147,15 +147,16 @@ chunkattn::Rounding rounding_in(
 #else
   constexpr bool dots = false, pairs = false;
 #endif
-  const bool bytes = dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512;
+  const bool int16 = options.instruction_set == chunkattn::InstructionSet::avx2;
+  const bool integers = (dots || int16) && std::is_same_v<T, std::int8_t> && HeadDim <= 512;
 #if defined(CHUNKATTN_SOFTWARE_TILES)
   constexpr bool tiles = true;
 #else
-  const bool tiles = amx && !bytes;
+  const bool tiles = amx && !integers;
 #endif
   if (tiles && HeadDim % 32 == 0 && ValueDim % 32 == 0)
     return chunkattn::rounding_of<T>(options.accuracy);
-  if (bytes) return chunkattn::rounding_of_dots();
+  if (integers) return chunkattn::rounding_of_dots(options.instruction_set);
   if (pairs && std::is_same_v<T, chunkattn::bfloat16>)
     return chunkattn::rounding_of_pairs(options.accuracy);
   return {};

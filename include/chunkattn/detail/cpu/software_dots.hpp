@@ -25,6 +25,18 @@ template <class A, class B>
   return sum;
 }
 
+/// One lane of VPMADDWD, added to `sum`: the products of the two int16 of `a` with those of `b`;
+/// modulo 2^32.
+[[nodiscard]] constexpr std::uint32_t software_dot_int16(std::uint32_t sum, std::uint32_t a,
+                                                         std::uint32_t b) noexcept {
+  for (int i = 0; i < 2; ++i) {
+    const auto x = static_cast<std::int16_t>(static_cast<std::uint16_t>(a >> 16 * i));
+    const auto y = static_cast<std::int16_t>(static_cast<std::uint16_t>(b >> 16 * i));
+    sum += static_cast<std::uint32_t>(x * y);
+  }
+  return sum;
+}
+
 /// A float of these bits; denormals are zeros.
 [[nodiscard]] inline float without_denormals(std::uint32_t bits) noexcept {
   return detail::bit_cast<float>((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);

@@ -9,24 +9,18 @@
 // VPDPBUSD multiplies unsigned bytes by signed ones, so keys come with 128 added; SDOT and UDOT
 // multiply bytes of one kind, so values do. The offset is taken back as 128 times the sum of the
 // query's or the line's integers. All of this is exact modulo 2^32, and the result fits.
-//
-// A query that holds an infinity or NaN, or nothing but numbers too small for a scale, has no
-// integers: its scale is NaN, and its logits are computed in fp32. Likewise the values of a line
-// whose probabilities are not all finite and positive: its scale is 0.
 #ifndef CHUNKATTN_ISA_BYTE_UNIT
 #define CHUNKATTN_ISA_BYTE_UNIT
 
 #include "chunk_first.hpp"
 #include "dot_products.hpp"
 #include "dots.hpp"
-#include "elements.hpp"
+#include "integers.hpp"
 #include "line_state.hpp"
-#include "line_tile.hpp"
 #include "pass.hpp"
-#include "rules.hpp"
 #include "simd.hpp"
 
-#if defined(CHUNKATTN_PASS_DOTS)
+#if defined(CHUNKATTN_PASS_DOTS) && !defined(CHUNKATTN_PASS_AVX2)
 CHUNKATTN_PASS_BEGIN(DOTS)
 
 /// Tokens or dims of one word.
@@ -45,54 +39,14 @@ struct ByteQueryRows {
   static_assert(scale < HeadDim);
 };
 
-/// The largest integer of a query: low bytes are signed, too.
-inline constexpr float largest_query = 127 * 256 + 127;
-
-/// One query as bytes: `high` and `low` receive HeadDim of them.
-template <int HeadDim>
-struct QueryBytes {
-  std::uint32_t sum;
-  float scale;
-
-  CHUNKATTN_INLINE QueryBytes(const float* q, std::int8_t* high, std::int8_t* low) noexcept {
-    constexpr int width = simd::width_for<HeadDim>;
-    using Bits = simd::Unsigned<width>;
-    Bits sizes{};
-    for (int i = 0; i < HeadDim; i += width) {
-      const Bits size = simd::bits_as<Bits>(simd::load<width>(q + i)) & 0x7fffffffu;
-      sizes = sizes > size ? sizes : size;
-    }
-    std::uint32_t top = 0;
-    for (int i = 0; i < width; ++i) top = std::max(top, sizes[i]);
-    constexpr std::uint32_t least = 0x0d800000u;  // 2^-100: scales are normal numbers
-    constexpr std::uint32_t infinity = 0x7f800000u;
-    const bool has_scale = top == 0 || (top >= least && top < infinity);
-    const float largest = simd::bits_as<float>(top);
-    scale = has_scale ? largest / largest_query : simd::bits_as<float>(0x7fc00000u);
-    const float factor = has_scale && top > 0 ? largest_query / largest : 0.0f;
-    Bits total{};
-    for (int i = 0; i < HeadDim; i += width) {
-      // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-      simd::Float<width> x = simd::load<width>(q + i) * simd::broadcast<width>(factor);
-      if (factor == 0) x = simd::zero<width>();
-      const Bits integer = simd::bits_as<Bits>(x + simd::broadcast<width>(0x1.8p23f)) - 0x4b400000u;
-      store(high + i, (integer + 128u) >> 8);
-      store(low + i, integer);
-      total += integer;
-    }
-    sum = 0;
-    for (int i = 0; i < width; ++i) sum += total[i];
-  }
-
- private:
-  template <class Bits>
-  CHUNKATTN_INLINE static void store(std::int8_t* to, Bits bits) noexcept {
-    constexpr int width = sizeof(Bits) / sizeof(std::uint32_t);
-    typedef std::uint8_t Narrow __attribute__((vector_size(width)));
-    const Narrow narrow = __builtin_convertvector(bits & 255u, Narrow);
-    __builtin_memcpy(to, &narrow, sizeof narrow);
-  }
-};
+/// The low bytes of words.
+template <class Bits>
+CHUNKATTN_INLINE void store_bytes(std::int8_t* to, Bits words) noexcept {
+  constexpr int width = sizeof(Bits) / sizeof(std::uint32_t);
+  typedef std::uint8_t Narrow __attribute__((vector_size(width)));
+  const Narrow narrow = __builtin_convertvector(words & 255u, Narrow);
+  __builtin_memcpy(to, &narrow, sizeof narrow);
+}
 
 /// The queries of the first lines, once per task: transposed word by word, a vector of lines at a
 /// time. Those beyond the last are padding.
@@ -105,7 +59,11 @@ template <int HeadDim, int ValueDim>
     alignas(64) std::int8_t bytes[2][width][HeadDim];
     float* const to = state.q_transposed + line;
     for (int l = 0; l < width; ++l) {
-      const QueryBytes<HeadDim> query(state.q + (line + l) * HeadDim, bytes[0][l], bytes[1][l]);
+      const auto split = [&](int i, auto integers) CHUNKATTN_LAMBDA {
+        store_bytes(bytes[0][l] + i, (integers + 128u) >> 8);
+        store_bytes(bytes[1][l] + i, integers);
+      };
+      const QueryIntegers<HeadDim> query(state.q + (line + l) * HeadDim, split);
       const std::uint32_t offset = 0u - 128u * query.sum;
       __builtin_memcpy(to + Rows::offset * stride + l, &offset, sizeof offset);
       to[Rows::scale * stride + l] = query.scale;
@@ -224,17 +182,16 @@ template <int ValueDim>
 // ---- The unit ---------------------------------------------------------------------------------
 
 template <int HeadDim, int ValueDim>
-class ByteUnit {
+class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::scale, 16> {
+  using Base = IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::scale, 16>;
+
  public:
-  using Element = std::int8_t;
-  using Operands = DotOperands<ByteUnit>;
   using Rows = ByteQueryRows<HeadDim>;
-  using Tile = LineTile<tile_lines>;
-  static constexpr int head_dim = HeadDim, value_dim = ValueDim;
+  using Tile = typename Base::Tile;
+  template <int W>
+  using Sum = typename Base::template Sum<W>;
   static constexpr int depth = byte_depth;
   static constexpr int passes = 2;  // high bytes, then low ones
-  static constexpr int terms = 1, max_terms = 1;
-  static constexpr bool checked_logits = false;
   static constexpr bool keys_in_place = byte_offsets<KeyByte> == 0;
   template <int Vectors>
   static constexpr int key_step = std::min(8, Rows::words & -Rows::words) * Vectors / 2;
@@ -242,9 +199,10 @@ class ByteUnit {
   /// [tile_lines], high bytes first; then -128 times the sum of each line's integers, not used
   /// where values are signed.
   static constexpr int p_words = block_tokens / depth * tile_lines;
-  template <int W>
-  using Sum = simd::Unsigned<W>;
 
+  static void pack_queries(int lines, LineState<HeadDim, ValueDim>& state) noexcept {
+    pack_byte_queries(lines, state);
+  }
   /// A row of K as KeyByte.
   CHUNKATTN_INLINE static void pack_key(const std::int8_t* from, char* to) noexcept {
     constexpr int whole = HeadDim / 16 * 16;
@@ -297,38 +255,6 @@ class ByteUnit {
     }
   }
 
-  CHUNKATTN_INLINE static auto query_factor(const float* queries, std::ptrdiff_t stride) noexcept {
-    return simd::load<simd::native_width>(queries + Rows::scale * stride);
-  }
-  template <class V, class Real>
-  CHUNKATTN_INLINE static Real logit(V sum, Real factor, const Block<std::int8_t>& block,
-                                     int token) noexcept {
-    constexpr int width = simd::native_width;
-    return as_real<width>(simd::bits_as<simd::Int<width>>(sum)) * factor *
-           simd::broadcast<width>(block.k_scale[token]);
-  }
-  CHUNKATTN_INLINE float value_factor(int line) const noexcept { return scale_[line]; }
-  template <int W>
-  CHUNKATTN_INLINE static void add_values(Sum<W> sum, simd::Float<W> factor,
-                                          simd::Float<W> rescaling, float* out) noexcept {
-    const auto block_sum = as_real<W>(simd::bits_as<simd::Int<W>>(sum));
-    simd::store(out, simd::fma(block_sum, factor, simd::load<W>(out) * rescaling));
-  }
-
-  /// Logits of queries without integers.
-  CHUNKATTN_INLINE void repair_logits(Operands& operands, const Tile& tile, bool) const noexcept {
-    constexpr int width = simd::native_width;
-    const float* const scale =
-        operands.state.q_transposed + tile.begin + Rows::scale * operands.state.transposed_stride;
-    simd::Int<width> broken{};
-    for (int l = 0; l < tile.count; l += width)
-      broken |= (simd::load_int<width>(reinterpret_cast<const std::int32_t*>(scale + l)) &
-                 0x7fffffff) > 0x7f800000;
-    if (any_of<width>(broken)) replace_logits(operands, tile, scale);
-  }
-
-  CHUNKATTN_INLINE std::uint32_t* top() noexcept { return top_; }
-
   CHUNKATTN_INLINE static void pack_values(const Block<std::int8_t>& block, int seen,
                                            std::uint32_t* to) noexcept {
     pack_byte_values<ValueDim>(block, seen, to);
@@ -339,24 +265,11 @@ class ByteUnit {
   [[gnu::noinline]] void pack_probabilities(const float* p, const Tile& tile,
                                             std::uint32_t* to) noexcept {
     constexpr int width = simd::native_width;
-    using Real = simd::Float<width>;
     using Bits = simd::Unsigned<width>;
-    some_unscaled_ = false;
     for (int line = 0; line < tile.count; line += width) {
-      const Bits top = load_words<width>(top_ + line);
-      const Bits regular = (Bits)(top < 0x7f800000u);
-      some_unscaled_ = some_unscaled_ ||
-                       any_of<width>((simd::Int<width>)(~regular) &
-                                     (simd::Int<width>)(simd::iota<width>() < tile.count - line));
-      // The largest integer is 2^15 or more and rounds to less than 2^16; no scale is subnormal.
-      Bits exponent = regular & ((top + 0x80u) >> 23);
-      exponent = exponent > 16u ? exponent : Bits{} + 16u;
-      const Real factor = simd::bits_as<Real>((269u - exponent) << 23);
-      simd::store(scale_ + line, simd::bits_as<Real>(regular & ((exponent - 15u) << 23)));
-      // Adding 2^23 rounds to an integer and leaves it in the low bits.
+      const auto factor = this->choose_scale(tile, line);
       const auto integer = [&](int t) CHUNKATTN_LAMBDA {
-        return simd::bits_as<Bits>(simd::fma(simd::load<width>(p + t * tile_lines + line), factor,
-                                             simd::broadcast<width>(0x1p23f)));
+        return Base::as_integers(p + t * tile_lines + line, factor);
       };
       std::uint32_t* words = to + line;
       Bits sum{};
@@ -376,38 +289,6 @@ class ByteUnit {
       }
     }
   }
-
-  /// The values of lines whose probabilities have no scale.
-  CHUNKATTN_INLINE void repair_values(const Operands& operands, const Tile& tile,
-                                      float* out) const noexcept {
-    if (some_unscaled_) add_values_in_fp32(operands, tile, out);
-  }
-
- private:
-  [[gnu::noinline]] static void replace_logits(Operands& operands, const Tile& tile,
-                                               const float* scale) noexcept {
-    const Block<std::int8_t>& block = operands.block;
-    for (int l = 0; l < tile.count; ++l) {
-      if ((simd::bits_as<std::uint32_t>(scale[l]) & 0x7fffffffu) <= 0x7f800000u) continue;
-      float* const logits = operands.logits + l;
-      logits_in_fp32<HeadDim>(block, tile.seen, operands.state.q + (tile.begin + l) * HeadDim,
-                              logits, tile_lines);
-      for (int t = 0; t < tile.seen; ++t) logits[t * tile_lines] *= block.k_scale[t];
-    }
-  }
-  [[gnu::noinline]] void add_values_in_fp32(const Operands& operands, const Tile& tile,
-                                            float* out) const noexcept {
-    for (int l = 0; l < tile.count; ++l) {
-      if (scale_[l] != 0) continue;
-      for (int t = 0; t < tile.seen; ++t)
-        if (const float weight = operands.logits[t * tile_lines + l]; !is_hidden(weight))
-          add_value<ValueDim>(weight, operands.block.v[t], out + l * ValueDim);
-    }
-  }
-
-  alignas(64) std::uint32_t top_[tile_lines];  // bits of each line's largest probability
-  alignas(64) float scale_[tile_lines];        // what its integers count; 0: it has none
-  bool some_unscaled_ = false;
 };
 
 CHUNKATTN_PASS_END

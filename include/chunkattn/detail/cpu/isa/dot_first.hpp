@@ -26,7 +26,7 @@ CHUNKATTN_PASS_BEGIN(DOTS)
 
 /// One block for lines [line0, line0 + num_lines), whose queries the unit has packed.
 template <class Unit, class State, class Rules>
-[[gnu::noinline]] void dot_first_block(Unit unit, const Block<typename Unit::Element>& block,
+[[gnu::noinline]] void dot_first_block(Unit&& unit, const Block<typename Unit::Element>& block,
                                        int line0, int num_lines, State& state,
                                        PrefetchCursor& ahead, Rules rules) noexcept {
   const int seen = seen_tokens(block, state, line0, num_lines, nullptr);

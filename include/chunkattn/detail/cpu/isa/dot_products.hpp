@@ -1,8 +1,8 @@
 // The two products of the chunk-first kernel as dot products of words. As in its loops over floats,
 // a few tokens × vectors of lines, or lines × vectors of columns, stay in registers.
 //
-// A word is 32 bits: `depth` elements of bytes or of bfloat16. Which they are, what multiplies
-// them, and what becomes of the sums, a *unit* says (byte_unit.hpp, pair_unit.hpp):
+// A word is 32 bits: `depth` bytes, int16 or bfloat16. Which they are, what multiplies them, and
+// what becomes of the sums, a *unit* says (byte_unit.hpp, int16_unit.hpp, pair_unit.hpp):
 //
 //   Element, depth            of K and V; dims or tokens of a word
 //   passes                    over all words, the sums moved on in between

@@ -1,6 +1,6 @@
-// Dot products of words in the lanes of a vector, as the kernels above them see them: of four bytes
-// and of two bfloat16. The processor's (AVX-512 VNNI and BF16, or Arm's FEAT_DotProd and
-// FEAT_BF16), a model in plain C++ (tests), or none.
+// Dot products of words in the lanes of a vector, as the kernels above them see them: of four
+// bytes, two int16 or two bfloat16. The processor's (AVX-512 VNNI and BF16, Arm's FEAT_DotProd and
+// FEAT_BF16; int16: AVX2), a model in plain C++ (tests), or none.
 #ifndef CHUNKATTN_ISA_DOTS
 #define CHUNKATTN_ISA_DOTS
 
@@ -14,6 +14,12 @@ inline constexpr bool has_dots = true;
 #else
 inline constexpr bool has_dots = false;
 #endif
+// Over int8 K and V: of int16, not of bytes.
+#if defined(CHUNKATTN_PASS_AVX2)
+inline constexpr bool has_int16 = true;
+#else
+inline constexpr bool has_int16 = false;
+#endif
 #if defined(CHUNKATTN_PASS_PAIRS)
 inline constexpr bool has_pairs = true;
 #else
@@ -25,9 +31,9 @@ inline constexpr bool software_dots = true;
 inline constexpr bool software_dots = false;
 #endif
 
-/// Whether this processor has dot products of bytes.
+/// Whether this processor has dot products for int8 K and V.
 [[nodiscard]] inline bool runs_dots() noexcept {
-  return has_dots && (software_dots || dot_units().int8);
+  return has_dots && (software_dots || has_int16 || dot_units().int8);
 }
 /// Whether it has those of bfloat16, as fast as multiply-adds of floats. With a matrix unit they
 /// are not used.
@@ -49,9 +55,18 @@ template <class Byte>
 inline constexpr std::uint32_t byte_offsets = std::is_unsigned_v<Byte> ? 0x80808080u : 0;
 
 // dot_bytes(): sum + the products of each lane's four bytes, which are A in `a` and B in `b`;
-// modulo 2^32. dot_pairs(): sum + the products of each lane's two bfloat16, as this architecture
-// adds them up (see software_dots.hpp); denormals are zeros. One operand is the same word in all
-// lanes: as simd::spread() gives it.
+// modulo 2^32. dot_int16(): sum + the products of its two int16. dot_pairs(): sum + the products of
+// each lane's two bfloat16, as this architecture adds them up (see software_dots.hpp); denormals
+// are zeros. One operand is the same word in all lanes: as simd::spread() gives it.
+
+#if defined(CHUNKATTN_PASS_AVX2)  // has it: no model takes its place
+template <int W>
+CHUNKATTN_INLINE simd::Unsigned<W> dot_int16(simd::Unsigned<W> sum, simd::Unsigned<W> a,
+                                             simd::Unsigned<W> b) noexcept {
+  static_assert(W == 8);
+  return sum + (simd::Unsigned<W>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+}
+#endif
 
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
 

@@ -8,6 +8,7 @@
 #include "dot_first.hpp"
 #include "dots.hpp"
 #include "elements.hpp"
+#include "int16_unit.hpp"
 #include "line_state.hpp"
 #include "line_total.hpp"
 #include "pair_unit.hpp"
@@ -25,7 +26,13 @@ CHUNKATTN_PASS_BEGIN(VECTORS)
 template <int HeadDim, int ValueDim>
 class ByteUnit;
 template <int HeadDim, int ValueDim>
+class Int16Unit;
+template <int HeadDim, int ValueDim>
 struct PairUnit;
+/// What computes products over int8 K and V, where there is something.
+template <int HeadDim, int ValueDim>
+using IntegerProducts =
+    std::conditional_t<has_int16, Int16Unit<HeadDim, ValueDim>, ByteUnit<HeadDim, ValueDim>>;
 
 /// Computes calls of one object. After the largest plan has been seen, nothing is allocated.
 template <int HeadDim, int ValueDim>
@@ -317,8 +324,8 @@ class Engine {
         return tile_first_block(block, line, num_lines, tile_terms_, state, tiles, ahead, rules);
     if constexpr (fits_dots<HeadDim, T>)
       if (uses_dots<T>())
-        return dot_first_block(ByteUnit<HeadDim, ValueDim>(), block, line, num_lines, state, ahead,
-                               rules);
+        return dot_first_block(IntegerProducts<HeadDim, ValueDim>(), block, line, num_lines, state,
+                               ahead, rules);
     if constexpr (fits_pairs<T>)
       if (state.has_pairs)
         return dot_first_block(PairUnit<HeadDim, ValueDim>{*options_.sm_scale, pair_terms_}, block,
@@ -383,7 +390,7 @@ class Engine {
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (state.has_tiles) return pack_queries(count, tile_terms_, state);
     if constexpr (fits_dots<HeadDim, T>)
-      if (uses_dots<T>()) return pack_byte_queries(count, state);
+      if (uses_dots<T>()) return IntegerProducts<HeadDim, ValueDim>::pack_queries(count, state);
     if constexpr (fits_pairs<T>) {
       state.has_pairs = pair_terms_ == 1 ||
                         (pair_terms_ > 1 &&

@@ -65,15 +65,16 @@
 #endif
 
 // Dot products of bytes, and of pairs of bfloat16: the processor's, which come with avx512 and neon,
-// or the model of them. Who has those of pairs has those of bytes.
-#if defined(CHUNKATTN_SOFTWARE_DOTS) || \
+// or the model of them. Who has those of pairs has those of bytes; avx2 has those of int16.
+#if defined(CHUNKATTN_SOFTWARE_DOTS) || defined(CHUNKATTN_PASS_AVX2) || \
     (defined(CHUNKATTN_WITH_DOTS) && (defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_NEON)))
 #define CHUNKATTN_PASS_DOTS 1
 #endif
-#if defined(CHUNKATTN_PASS_DOTS) && (defined(CHUNKATTN_SOFTWARE_DOTS) || defined(CHUNKATTN_WITH_PAIRS))
+#if defined(CHUNKATTN_SOFTWARE_DOTS) || \
+    (defined(CHUNKATTN_PASS_DOTS) && defined(CHUNKATTN_WITH_PAIRS) && !defined(CHUNKATTN_PASS_AVX2))
 #define CHUNKATTN_PASS_PAIRS 1
 #endif
-#if !defined(CHUNKATTN_PASS_DOTS) || defined(CHUNKATTN_SOFTWARE_DOTS)
+#if !defined(CHUNKATTN_PASS_DOTS) || defined(CHUNKATTN_SOFTWARE_DOTS) || defined(CHUNKATTN_PASS_AVX2)
 #define CHUNKATTN_DOTS_ALLOW CHUNKATTN_VECTORS_ALLOW
 #elif (defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__) && \
        (defined(__AVX512BF16__) || !defined(CHUNKATTN_PASS_PAIRS))) || \
