@@ -439,6 +439,7 @@ int main(int argc, char** argv) {
   benchmark::AddCustomContext("fma_peak_GFLOP/s", text(overall.fma_peak * 1e-9));
   benchmark::AddCustomContext("matrix_peak_GFLOP/s", text(overall.matrix_peak * 1e-9));
   benchmark::AddCustomContext("byte_dot_peak_GOP/s", text(overall.byte_peak * 1e-9));
+  benchmark::AddCustomContext("int16_dot_peak_GOP/s", text(overall.int16_peak * 1e-9));
   benchmark::AddCustomContext("pair_dot_peak_GFLOP/s", text(overall.pair_peak * 1e-9));
   benchmark::AddCustomContext("cold_MB", std::to_string(setting.cold_bytes >> 20));
   add_all();

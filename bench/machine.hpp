@@ -33,14 +33,15 @@ struct Rates {
   double fma_peak = 0;     ///< fp32 operations per second
   double matrix_peak = 0;  ///< bfloat16 operations per second of matrix units, 0: there are none
   double byte_peak = 0;    ///< operations per second of dot products of bytes
+  double int16_peak = 0;   ///< of int16
   double pair_peak = 0;    ///< and of pairs of bfloat16
 
   /// Harmonic means of these and other rates.
   [[nodiscard]] Rates mean_with(const Rates& other) const {
     const auto mean = [](double a, double b) { return a > 0 ? 2 / (1 / a + 1 / b) : 0; };
-    return {mean(dram_read, other.dram_read), mean(fma_peak, other.fma_peak),
+    return {mean(dram_read, other.dram_read),     mean(fma_peak, other.fma_peak),
             mean(matrix_peak, other.matrix_peak), mean(byte_peak, other.byte_peak),
-            mean(pair_peak, other.pair_peak)};
+            mean(int16_peak, other.int16_peak),   mean(pair_peak, other.pair_peak)};
   }
   /// The least time that so many operations and bytes can take, if `use` computes them.
   [[nodiscard]] double floor_seconds(double flops, double bytes, UnitUse use = {}) const {
@@ -52,6 +53,8 @@ struct Rates {
         return matrix_peak;
       case Unit::byte_dots:
         return byte_peak;
+      case Unit::int16_dots:
+        return int16_peak;
       case Unit::pair_dots:
         return pair_peak;
       default:
@@ -81,16 +84,18 @@ class Machine {
     // Where memory is virtual, the first pass over fresh pages is slow.
     const std::size_t samples = dram_bytes / sample_bytes;
     for (std::size_t i = 0; i < samples; ++i) static_cast<void>(sample());
-    std::vector<double> read, fma, matrix, bytes, pairs;
+    std::vector<double> read, fma, matrix, bytes, int16, pairs;
     for (std::size_t i = 0; i < samples; ++i) {
       const Rates rates = sample();
       read.push_back(rates.dram_read);
       fma.push_back(rates.fma_peak);
       matrix.push_back(rates.matrix_peak);
       bytes.push_back(rates.byte_peak);
+      int16.push_back(rates.int16_peak);
       pairs.push_back(rates.pair_peak);
     }
-    overall_ = {median(read), median(fma), median(matrix), median(bytes), median(pairs)};
+    overall_ = {median(read),  median(fma),   median(matrix),
+                median(bytes), median(int16), median(pairs)};
   }
 
   /// The rates at this moment, reading the next `bytes`, rounded up to 64 MB.
@@ -103,8 +108,9 @@ class Machine {
       at_ += sample_bytes;
       ++pieces;
     } while (static_cast<double>(pieces) * sample_bytes < bytes);
-    return {pieces / seconds, examples::fma_rate(pool_, 100'000, sink_[0]),
-            matrix_rate(pool_, 20'000), byte_rate(pool_, 50'000), pair_rate(pool_, 50'000)};
+    return {pieces / seconds,           examples::fma_rate(pool_, 100'000, sink_[0]),
+            matrix_rate(pool_, 20'000), byte_rate(pool_, 50'000),
+            int16_rate(pool_, 50'000),  pair_rate(pool_, 50'000)};
   }
   /// What was measured at the start.
   [[nodiscard]] const Rates& overall() const { return overall_; }
