@@ -160,7 +160,8 @@ class TileAttention {
     for (int half = 0; half < halves; ++half) {
       const int row = place.lane / 4 + half * 8;
       SoftmaxState other;
-      if constexpr (Add) other = stats[row];  // by all lanes, before they meet to add up the sum
+      if constexpr (Add)  // before lanes meet to add up the sum
+        if (place.first_row + row < row_count) other = stats[row];
       const float sum = sum_of_row(half);
       if (place.first_row + row >= row_count) continue;  // nobody reads it
       MergedState merged{{scaled_max(half), sum}, 1.0f, 0.0f};
