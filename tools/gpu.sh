@@ -81,6 +81,7 @@ program() {
     return 1
   fi
   echo "$stamp" >"$build/$name.stamp"
+  "$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p' >"$build/toolkit"  # its major version
 }
 compile_cuda_gpu_test() { "$nvcc" "${flags[@]}" "${@:2}" -o "$1" tests/cuda/cuda_gpu_test.cu tests/main.cpp; }
 compile_cuda_sweep() { "$nvcc" "${flags[@]}" "${@:2}" -o "$1" bench/cuda_sweep.cu; }
@@ -175,6 +176,19 @@ arch=${CUDA_ARCH:-${cap:-90}}
 [ "$arch" = 90 ] && arch=90a
 sources=$(inputs | sha256sum | cut -d' ' -f1)
 lacking=0
+
+# A program fails at its first call (error 35) where its toolkit's major version is newer than the driver's.
+toolkit() { cat "$build/toolkit" 2>/dev/null || "$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p'; }
+if [ -n "$device" ]; then
+  driver=$(echo "$device" | cut -d, -f2 | tr -d ' ')
+  needs=$(toolkit)
+  case $needs in 12) least=525 ;; 13) least=580 ;; *) least=0 ;; esac
+  case " $steps " in *" pack "* | *" build "*) least=0 ;; esac
+  if [ "${driver%%.*}" -lt "$least" ]; then
+    echo "gpu.sh: the driver is $driver, programs of CUDA $needs need $least or newer: install it, or an older toolkit"
+    exit 1
+  fi
+fi
 
 for step in $steps; do
   if [ "$step" = pack ]; then pack; continue; fi

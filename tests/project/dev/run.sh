@@ -267,6 +267,7 @@ END
     imitate() { { echo '#!/usr/bin/env bash'; cat; } >"$work/bin/$1"; chmod +x "$work/bin/$1"; }
     # What it "compiles" prints its arguments and leaves with 3 where its name is in BROKEN.
     imitate nvcc <<'END'
+[ "$1" = --version ] && { echo "Cuda compilation tools, release 13.0, V13.0.88"; exit; }
 echo "nvcc $*" >>"$CALLS"
 while [ "$1" != -o ]; do shift; done
 case " ${UNBUILDABLE:-} " in *" $(basename "$2") "*) echo "error: no such header"; exit 1 ;; esac
@@ -274,7 +275,7 @@ printf '#!/usr/bin/env bash\necho "%s $*"\ncase " ${BROKEN:-} " in *" %s "*) exi
 chmod +x "$2"
 END
     imitate g++ <<<'while [ "$1" != -o ]; do shift; done; touch "$2"'
-    imitate nvidia-smi <<<'[ -n "${NO_GPU:-}" ] && exit 9; echo "NVIDIA H200, 580.1, 143771 MiB, 9.0"'
+    imitate nvidia-smi <<<'[ -n "${NO_GPU:-}" ] && exit 9; echo "NVIDIA H200, ${DRIVER:-580.1}, 143771 MiB, 9.0"'
     imitate compute-sanitizer <<<'echo "compute-sanitizer $*"; [ "$2" != "${BROKEN_TOOL:-}" ]'
     imitate ncu <<<'echo "ncu $*"; [ -z "${TALKATIVE:-}" ] || head -c 3000000 /dev/zero | tr "\0" "x"'
     imitate python3 <<<'echo "python3 $*"; case "$*" in *broken.whl) exit 1 ;; esac'
@@ -296,6 +297,9 @@ END
     says "$CALLS" "code=sm_90a"
     NO_GPU=1 gpu 0 build
     [ ! -s "$CALLS" ] || fail "compiled again although nothing has changed"
+    DRIVER=570.86.15 gpu 1 bench
+    says "$work/log" "the driver is 570.86.15, programs of CUDA 13 need 580 or newer"
+    [ ! -e "$OUT" ] || fail "a step was begun on a driver that is too old"
     gpu 0 sanitize2 bench
     [ "$(ls "$OUT" | tr '\n' ' ')" = "bench.txt sanitize2.txt " ] || fail "left: $(ls "$OUT")"
     says "$OUT/sanitize2.txt" "compute-sanitizer --tool synccheck"
