@@ -206,6 +206,7 @@ TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
 }
 
 TEST_CASE("a captured graph has blocks for any plan, not for that of its capture") {
+  if (!simt::is_emulated()) return;  // which counts blocks
   Engine engine(24);
   simt::current_schedule() = {};
   engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));

@@ -327,7 +327,7 @@ TEST_CASE("a task waits for partial results that another block is late with") {
     const auto got =
         simt::attention_step<half, 64>(storage.view, plan.view(), std::span<const half>(q), model);
     CHECK(got.scheduler.num_chunk_first() == 1);
-    CHECK((simt::statistics().pauses > before) == (resident > 1));
+    if (simt::is_emulated()) CHECK((simt::statistics().pauses > before) == (resident > 1));
     if (first.empty()) first = got.out;
     CHECK(got.out == first);
   }

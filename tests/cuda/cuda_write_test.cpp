@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "simt/emulator.hpp"
+#include "simt/executor.hpp"
 #include "support/nan_place.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
@@ -71,9 +72,9 @@ TEST_CASE("tokens and row copies reach their places by one launch") {
       random.fill(new_k);
       random.fill(new_v);
       simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, random.bits()};
-      simt::launch(grid, small_threads, 0, [&] {
-        write_kernel<half>({plan.memory(), kv.view, new_k.data(), new_v.data()});
-      });
+      simt::launch_kernel<WriteArguments<half>>(
+          &write_kernel<half>, grid, small_threads, 0,
+          {plan.memory(), kv.view, new_k.data(), new_v.data()});
 
       int wrong = 0;
       const auto expect = [&](int chunk, int head, int row, const half* k_row, const half* v_row) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "simt/emulator.hpp"
+#include "simt/executor.hpp"
 #include "support/random.hpp"
 // After the emulator, which takes the place of ptx.cuh.
 #include "chunkattn/detail/cuda/run_tasks.cuh"
@@ -53,13 +54,13 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 }
 
 /// Runs the plan over K/V in host memory, of T or of 8 bits. Outputs and workspace start as NaN.
-/// Each thread calls after() when it has done its part of the kernel.
+/// Each thread calls after() when it has done its part of the kernel; then the emulator runs it.
 template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::NoVariant,
           class After = void (*)(), class E>
-StepResult<T> attention_step(
-    const chunkattn::KvView<E>& kv, chunkattn::PlanView plan, std::span<const T> q,
-    chunkattn::detail::cuda::CostModel model, int num_stages = 2, int grid = 3, float sm_scale = 0,
-    const V& variant = {}, After&& after = [] {}) {
+StepResult<T> attention_step(const chunkattn::KvView<E>& kv, chunkattn::PlanView plan,
+                             std::span<const T> q, chunkattn::detail::cuda::CostModel model,
+                             int num_stages = 2, int grid = 3, float sm_scale = 0,
+                             const V& variant = {}, const After& after = {}) {
   using namespace chunkattn::detail::cuda;
   constexpr bool wide = std::is_same_v<E, T>;
   using Kind = std::conditional_t<wide, V, Quantized<E, V>>;
@@ -117,10 +118,14 @@ StepResult<T> attention_step(
   // Room for no more queries than a tile may have, as for an object with limits of just this plan.
   const int tile_rows = std::min(model.most_tile_rows, tile_rows_for(plan.num_rows * call.group));
   const auto shared = static_cast<std::size_t>(shared_bytes(stored, num_stages, tile_rows));
-  launch(grid, block_threads, shared, [&] {
-    attention_kernel<T, Dims.k, Dims.v, Kind>(args);
-    after();
-  });
+  if constexpr (std::is_same_v<After, void (*)()>)
+    launch_kernel<AttentionArguments<T, Kind>>(&attention_kernel<T, Dims.k, Dims.v, Kind>, grid,
+                                               block_threads, shared, args);
+  else
+    launch(grid, block_threads, shared, [&] {
+      attention_kernel<T, Dims.k, Dims.v, Kind>(args);
+      after();
+    });
   const T* written = reinterpret_cast<const T*>(out.data());
   result.out.assign(written, written + lines * Dims.v);
   return result;

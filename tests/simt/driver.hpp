@@ -4,12 +4,12 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -183,7 +183,8 @@ struct Device {
     return false;
   }
   cudaError_t allocate(void** out, std::size_t bytes, cudaMemoryType type) {
-    if (posix_memalign(out, 256, bytes) != 0) return result(cudaErrorMemoryAllocation);
+    *out = ::operator new(bytes, std::align_val_t{256}, std::nothrow);
+    if (*out == nullptr) return result(cudaErrorMemoryAllocation);
     std::memset(*out, 0xff, bytes);
     memory[static_cast<unsigned char*>(*out)] = {bytes, type, current};
     return cudaSuccess;
@@ -191,7 +192,7 @@ struct Device {
   /// Waits for nobody.
   void release(void* pointer) {
     memory.erase(static_cast<unsigned char*>(pointer));
-    std::free(pointer);
+    ::operator delete(pointer, std::align_val_t{256});
   }
 };
 inline Device& device() {

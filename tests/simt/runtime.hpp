@@ -17,6 +17,7 @@
 #include "chunkattn/error.hpp"
 #include "simt/driver.hpp"
 #include "simt/emulator.hpp"
+#include "simt/executor.hpp"
 
 #define CHUNKATTN_CUDA_RUNTIME_PROVIDED 1
 #define CUDART_VERSION 13000
@@ -302,12 +303,15 @@ void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, 
              name, where);
   device.launches.emplace_back(name);
   target.enqueue([=] {
-    simt::Launch launched{grid, threads, static_cast<std::size_t>(shared_bytes),
-                          [=] { kernel(arguments); }};
-    if (simt::device().gathered != nullptr)
-      simt::device().gathered->push_back(std::move(launched));
-    else
+    const bool alone = simt::device().gathered == nullptr;
+    const auto bytes = static_cast<std::size_t>(shared_bytes);
+    if (alone && simt::executed_elsewhere<Arguments>(kernel, grid, threads, bytes, arguments))
+      return;
+    simt::Launch launched{grid, threads, bytes, [=] { kernel(arguments); }};
+    if (alone)
       simt::launch_together({launched});
+    else
+      simt::device().gathered->push_back(std::move(launched));
   });
 }
 

@@ -28,7 +28,7 @@ struct VariantShape {
 };
 
 /// A number in [-1, 1] that looks random, the same for the same index.
-inline float noise(LogitIndex at) {
+CHUNKATTN_HD inline float noise(LogitIndex at) {
   auto x = static_cast<std::uint32_t>(at.row * 73 + at.kv_idx * 31 + at.head * 17);
   x = (x ^ (x >> 7)) * 0x9e3779b1u;
   return static_cast<float>(x >> 8) * 0x1p-23f - 1.0f;
@@ -104,12 +104,12 @@ struct AlibiCase {
 /// Adds 2 * noise, and minus infinity at some indices.
 struct BiasCase {
   static constexpr std::uint64_t stream = 50;
-  static float bias(LogitIndex at) {
+  CHUNKATTN_HD static float bias(LogitIndex at) {
     const float x = noise(at);
     return x > 0.9f ? -std::numeric_limits<float>::infinity() : 2.0f * x;
   }
   struct Function {
-    float operator()(LogitIndex at) const { return bias(at); }
+    CHUNKATTN_HD float operator()(LogitIndex at) const { return bias(at); }
   };
   chunkattn::Bias<Function> variant{};
   ReferenceVariant definition;
@@ -122,9 +122,9 @@ struct BiasCase {
 /// Masks a third of all indices, and every index for some rows.
 struct MaskCase {
   static constexpr std::uint64_t stream = 60;
-  static bool shows(LogitIndex at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
+  CHUNKATTN_HD static bool shows(LogitIndex at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
   struct Function {
-    bool operator()(LogitIndex at) const { return shows(at); }
+    CHUNKATTN_HD bool operator()(LogitIndex at) const { return shows(at); }
   };
   chunkattn::Mask<Function> variant{};
   ReferenceVariant definition;

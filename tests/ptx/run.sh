@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# What nvcc makes of the kernels, run on the host in the place of the emulator.
+#   run.sh compile WORK PROGRAM...   PTX of the kernels that the test programs launch, into WORK
+#   run.sh test WORK PROGRAM [ARG...]  a program with them
+#   run.sh forms WORK                which forms of instructions no program has executed
+#   run.sh mutants WORK PROGRAM      faults in the assembly of ptx.cuh: each must make the program fail
+# Environment: NVCC, CUDA_ARCH (80), JOBS (2). Exit: 0 passed, 77 a tool is missing, else failed.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+mode=$1 work=$2
+shift 2
+skip() { echo "SKIPPED: $*"; exit 77; }
+modules() { find "$work" -name 'kernels_*.ptx' | sort | paste -sd:; }
+
+# Explicit instantiations of the kernels whose symbols the programs have. The types of what is in a
+# namespace without a name are nobody else's to write: those kernels stay with the emulator.
+kernels() {
+  for program in "$@"; do nm -C "$program"; done |
+    sed -n 's/^[0-9a-f]* [WT] \(void chunkattn::.*::cuda::[a-z_]*_kernel<.*>(.*Arguments<.*>)\|void .*::write_kernel<.*\|void .*begin_step_kernel<.*\)$/template __global__ \1;/p' |
+    grep -v '(anonymous\|load_kernel\|lambda' | sort -u
+}
+
+compile() {
+  local nvcc=${NVCC:-} job=0 arch=${CUDA_ARCH:-80} list
+  [ -x "$nvcc" ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+  [ -x "$nvcc" ] || skip "ptx needs nvcc"
+  mkdir -p "$work"
+  list=$(kernels "$@")
+  local stamp
+  stamp=$( (echo "$arch $list"; find "$root/include" "$root/tests/support" -type f -print0 | sort -z | xargs -0 cat) | sha256sum)
+  if [ "$(cat "$work/stamp" 2>/dev/null)" = "$stamp" ]; then echo "$(wc -l <<<"$list") kernels, as they were"; return; fi
+  rm -f "$work"/kernels_* "$work/stamp"
+  split -n r/8 - "$work/kernels_" <<<"$list"
+  for part in "$work"/kernels_??; do
+    { printf '#include "%s"\n' chunkattn/detail/cuda/{merge_states,run_tasks,write,write_quantized}.cuh support/{tempered_case,variant_cases}.hpp
+      cat "$part"; } >"$part.cu"
+  done
+  printf '%s\n' "$work"/kernels_??.cu | xargs -P "${JOBS:-2}" -I{} "$nvcc" -std=c++20 -O3 --expt-relaxed-constexpr \
+    -I"$root" -I"$root/include" -I"$root/tests" -arch="sm_$arch" -ptx {} -o {}.ptx
+  echo "$stamp" >"$work/stamp"
+  echo "$(wc -l <<<"$list") kernels for sm_$arch"
+}
+
+forms() {
+  cat "$work"/forms/* | sort -u >"$work/forms.txt"
+  echo "$(grep -c '^executed' "$work/forms.txt") forms of instructions were executed"
+  comm -13 <(sed -n 's/^executed //p' "$work/forms.txt" | sort) <(sed -n 's/^held //p' "$work/forms.txt" | sort) |
+    sed 's/^/  never: /'
+}
+
+case $mode in
+  compile) compile "$@" ;;
+  test)
+    [ -n "$(modules)" ] || skip "ptx has no kernels (see the test ptx.kernels)"
+    mkdir -p "$work/forms"
+    program=$1
+    shift
+    CHUNKATTN_PTX=$(modules) CHUNKATTN_PTX_FORMS=$work/forms/$(echo "$(basename "$program") $*" | tr -c 'a-z_\n' _) exec "$program" "$@"
+    ;;
+  forms) [ -d "$work/forms" ] || skip "no program has run by PTX"; forms ;;
+  mutants)
+    [ -n "$(modules)" ] || skip "ptx has no kernels (see the test ptx.kernels)"
+    CHUNKATTN_PTX=$(modules) exec python3 "$here/mutate.py" "$work" "$@" ;;
+  *) echo "run.sh: no mode '$mode'"; exit 2 ;;
+esac
