@@ -22,19 +22,20 @@ struct Kind {
   int chunk_size;
   bool retains;
   Run run;
+  bool by_priority = false;
 };
 
 template <class Retention, int ChunkSize>
-constexpr Kind kind(const char* name) {
-  return {name, ChunkSize, Retention::retains, &test::run_sim<Retention, ChunkSize>};
+constexpr Kind kind(const char* name, bool by_priority = false) {
+  return {name, ChunkSize, Retention::retains, &test::run_sim<Retention, ChunkSize>, by_priority};
 }
-using chunkattn::CachePolicy, chunkattn::Lru, chunkattn::NoRetention, test::TenantPriority;
+using chunkattn::CachePolicy, chunkattn::Lru, chunkattn::NoRetention, test::TenantPolicy;
 constexpr Kind kinds[] = {
     kind<NoRetention, 4>("NoRetention, 4"),
     kind<Lru, 4>("Lru, 4"),
-    kind<TenantPriority, 4>("Priority, 4"),
+    kind<TenantPolicy, 4>("Priority, 4", true),
     kind<NoRetention, 1>("NoRetention, 1"),
-    kind<TenantPriority, 2>("Priority, 2"),
+    kind<TenantPolicy, 2>("Priority, 2", true),
     kind<CachePolicy, 16>("CachePolicy, 16"),
     kind<Lru, 64>("Lru, 64"),
 };
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
   std::uint64_t done = 0, round = 0;
   while (done < operations) {
     for (const Kind& kind : kinds)
-      for (const test::SimConfig& config : test::sim_configs(kind.chunk_size)) {
+      for (const test::SimConfig& config : test::sim_configs(kind.chunk_size, kind.by_priority)) {
         if (config.for_caches && !kind.retains) continue;
         ++round;
         if (only != 0 && round > only) return std::puts("no failure"), 0;

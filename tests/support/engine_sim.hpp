@@ -60,9 +60,9 @@ class RandomChoices : public Choices {
   std::uint64_t state_;
 };
 
-/// Priority with a weight for each of the simulation's tenants, and a quota of the last one.
-struct TenantPriority : chunkattn::CachePolicy {
-  [[nodiscard]] int level(int priority) const noexcept { return priority; }
+/// Lru or Priority, by its numbers, with a weight for each of the simulation's tenants, and a quota
+/// of the last one.
+struct TenantPolicy : chunkattn::CachePolicy {
   static constexpr std::size_t last_quota = 5;
   [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
     return 1 + static_cast<std::uint32_t>(tenant);
@@ -79,6 +79,7 @@ struct SimOptions {
   std::int32_t max_checkpoints_per_path = 8;
   bool learns = false;
   bool fair = false;
+  bool by_priority = false;
   std::uint32_t ttl = 1000;
   std::size_t budget = max_pool_chunks;
   std::size_t max_live = 24;
@@ -95,6 +96,7 @@ struct SimOptions {
     policy.max_pinned = retention.max_pinned;
     if constexpr (requires { policy.learns; }) policy.learns = learns;
     if constexpr (requires { policy.fair; }) policy.fair = fair;
+    if constexpr (requires { policy.by_priority; }) policy.by_priority = by_priority;
     if constexpr (requires { policy.ttl; }) {
       if (!learns) policy.ttl = ttl;
     }

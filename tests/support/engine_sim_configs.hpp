@@ -21,7 +21,7 @@ struct SimConfig {
   bool for_caches = false;  // needs a policy that retains
 };
 
-inline std::vector<SimConfig> sim_configs(int chunk_size) {
+inline std::vector<SimConfig> sim_configs(int chunk_size, bool by_priority = false) {
   std::vector<SimConfig> all;
   const auto c = static_cast<std::size_t>(chunk_size);
   const bool is_large = chunk_size > 16;  // what the model does grows with the tokens
@@ -33,6 +33,7 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.max_prompt = 6 + (is_large ? 2 : 4) * c;
       o.max_length = 30 + (is_large ? 4 : 14) * c;
       o.retention.max_pinned = 40;
+      o.by_priority = by_priority;
       o.max_checkpoints = 40;
       o.max_checkpoints_per_path = 6;
       const std::string rule = (sharing == TreeOptions::Sharing::token ? "token" : "chunk") +
