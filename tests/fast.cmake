@@ -15,54 +15,53 @@ function(chunkattn_fast_program program)
   endforeach()
 endfunction()
 
-# Those of examples/serve, and scripts.
+# Scripts.
 set(CHUNKATTN_FAST_TEST_NAMES
-  serve_blocks_test serve_http_test serve_text_test serve_tier_log_test
   consumer.find_package dev.bare dev.help dev.jobs hygiene.includes hygiene.version)
 
 # The largest first: the last to be compiled has a processor for itself.
-chunkattn_fast_program(fast_oracle OPTIONS -O1
+chunkattn_fast_program(fast_oracle SCALE 0.3 OPTIONS -O1
   TESTS attention_errors_test attention_oracle_test softmax_state_test)
 chunkattn_fast_program(fast_variants OPTIONS -O1
-  TESTS attention_nan_test attention_value_dim_test attention_variants_test variant_seams_test)
-chunkattn_fast_program(fast_engine TESTS engine_sim_test)
-chunkattn_fast_program(fast_tree
-  TESTS allocator_test checkpoint_test default_policy_test departures_test expiry_test handle_threads_test limits_test
-        pin_test replica_test mirror_test tree_events_test tree_handles_test tenant_test tree_retention_test
-        tree_chunks_test learning_test rank_test tree_view_test)
-chunkattn_fast_program(fast_steps
+  TESTS attention_nan_test attention_value_dim_test attention_variants_test)
+chunkattn_fast_program(fast_engine SCALE 0.7 OPTIONS -O0 TESTS engine_sim_test)
+chunkattn_fast_program(fast_tree OPTIONS -O0
+  TESTS allocator_test default_policy_test departures_test handle_threads_test limits_test
+        pin_test replica_test mirror_test tree_events_test tree_handles_test
+        tree_chunks_test tree_retention_test tree_view_test)
+chunkattn_fast_program(fast_cache SCALE 0.3 OPTIONS -O0
+  TESTS checkpoint_test expiry_test learning_test rank_test tenant_test)
+chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -O1
   TESTS step_misuse_test step_random_test step_test tree_failure_test block_table_test paged_plan_test plan_figure2_test plan_steps_test
         step_view_test kv_growth_test)
-chunkattn_fast_program(fast_attention OPTIONS -O1
-  TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test draft_trees_test fork_copies_test
+chunkattn_fast_program(fast_attention SCALE 0.3 OPTIONS -O1
+  TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test fork_copies_test
         merge_state_test paged_attention_test)
-chunkattn_fast_program(fast_kv OPTIONS -O1
+chunkattn_fast_program(fast_kv OPTIONS -O0
   TESTS kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
-chunkattn_fast_program(fast_tiers OPTIONS -O1
+chunkattn_fast_program(fast_tiers OPTIONS -O0
   TESTS stored_records_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test tiers_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
-  TESTS cuda_write_test cuda_attention_test cuda_checks_test cuda_driver_test cuda_emulator_test cuda_front_test
-        cuda_same_code_test cuda_transfer_test cuda_model_test)
+  TESTS cuda_write_test cuda_attention_test cuda_emulator_test cuda_front_test cuda_same_code_test)
+chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -O1
+  TESTS cuda_checks_test cuda_driver_test cuda_model_test cuda_schedule_test cuda_transfer_test)
 chunkattn_fast_program(fast_cuda_kernels SCALE 0.3 OPTIONS -O1
-  TESTS cuda_kernels_test cuda_large_tiles_test cuda_long_test cuda_quantized_test cuda_schedule_test cuda_windows_test)
-chunkattn_fast_program(fast_cpu OPTIONS -O1
+  TESTS cuda_kernels_test cuda_large_tiles_test cuda_quantized_test)
+chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -O1
   TESTS array_test element_test executor_test openmp_executor_test
         cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test dots_test
         pairs_test tile_test)
-chunkattn_fast_program(fast_batches OPTIONS -O1 TESTS step_batch_test plan_arrays_test)
+chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -O1 TESTS step_batch_test plan_arrays_test)
 chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -O1 TESTS cpu_dispatch_test)
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -O1 TESTS attention_variants_test)
-chunkattn_fast_program(fast_dots VARIANT dots OPTIONS -O1 TESTS dots_test pairs_test)
-chunkattn_fast_program(fast_portable VARIANT portable OPTIONS -O1 TESTS attention_variants_test element_test)
-chunkattn_fast_program(fast_avx2 VARIANT avx2 OPTIONS -O1 TESTS attention_variants_test dots_test element_test)
 # These two define a macro before they include anything.
 chunkattn_fast_program(fast_threads OPTIONS -O1 TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
-chunkattn_fast_program(fast_long SCALE 0.1 OPTIONS -O1 TESTS attention_long_test)
 
 # What the full run compiles in the same programs, where CHUNKATTN_GROUP_TESTS is set: what these tests share
 # takes most of a compiler's time. It has the kernels of all instruction sets, and nothing is scaled.
-set(CHUNKATTN_GROUPED_PROGRAMS fast_tree fast_steps fast_attention fast_kv fast_tiers fast_cuda fast_cuda_kernels fast_cpu)
+set(CHUNKATTN_GROUPED_PROGRAMS
+  fast_tree fast_cache fast_steps fast_attention fast_kv fast_tiers fast_cuda fast_cuda_host fast_cuda_kernels fast_cpu)
 set(CHUNKATTN_GROUPED_TESTS "")
 if(CHUNKATTN_GROUP_TESTS)
   foreach(program IN LISTS CHUNKATTN_GROUPED_PROGRAMS)
@@ -121,7 +120,7 @@ function(chunkattn_add_grouped_programs)
     chunkattn_write_fast_source(source ${program})
     string(REPLACE "fast_" "grouped_" target ${program})
     chunkattn_add_test_program(${target} "${source}" chunkattn_native)
-    target_compile_options(${target} PRIVATE -O1)
+    target_compile_options(${target} PRIVATE ${fast_${program}_OPTIONS})
     foreach(test IN LISTS fast_${program}_TESTS)
       get_property(labels GLOBAL PROPERTY CHUNKATTN_LABELS_OF_${test})
       chunkattn_run_fast_test(${test} ${target} ${test} "${labels}")

@@ -1,6 +1,5 @@
 // What docs/cpu.md takes for granted: a tree, a plan's view of one token, and its latent K and
 // queries.
-#define CHUNKATTN_ISA portable  // compiles fastest
 #include <chunkattn/chunkattn.hpp>
 #include <cmath>
 #include <cstdio>

@@ -1,5 +1,4 @@
 // What docs/variants.md takes for granted: a layer, a plan's view, and an object that computes.
-#define CHUNKATTN_ISA portable  // compiles fastest
 #include <chunkattn/chunkattn.hpp>
 #include <chunkattn/debug/reference.hpp>
 #include <cstdio>
