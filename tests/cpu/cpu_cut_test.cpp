@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;
+using Count = std::optional<int>;
 using Reduce = CpuOptions::Reduce;
 
 namespace {
@@ -58,10 +60,10 @@ TEST_CASE("every way to merge agrees with the oracle, for any number of tasks an
     for (const Reduce reduce :
          {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
       CAPTURE(static_cast<int>(reduce));
-      ChunkAttention<Cpu, 64> attention(random.pick({1, 3}),
-                                        {.reduce = reduce,
-                                         .tuning = {.min_tasks = random.pick({0, 1, 300}),
-                                                    .max_task_heads = random.pick({0, 1, 2})}});
+      ChunkAttention<Cpu, 64> attention(
+          random.pick({1, 3}), {.reduce = reduce,
+                                .tuning = {.min_tasks = random.pick<Count>({{}, 1, 300}),
+                                           .max_task_heads = random.pick<Count>({{}, 1, 2})}});
       for (int again = 0; again < 2; ++again) check_answer(attention, problem);
       if (reduce != Reduce::batch_invariant) cut += schedule_of(attention).num_partial_rows() > 0;
     }
