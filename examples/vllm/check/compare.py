@@ -15,7 +15,7 @@ RANDOM = ("llama", "llama_head_32", "llama_head_96", "qwen3", "mistral_window", 
 CASES = {
     "smollm2": [smollm2],
     "chunked_prefill": [smollm2, "--chunk", "64"],
-    "preemption": [smollm2, "--block-size", "32", "--blocks", "36", "--tokens", "64"],
+    "preemption": [str(work / "models" / "llama"), "--random", "3", "--block-size", "32", "--blocks", "36", "--tokens", "64"],
     "bfloat16": [smollm2, "--dtype", "bfloat16", "--logprobs", "--tokens", "8"],
     "float16": [smollm2, "--dtype", "float16", "--logprobs", "--tokens", "8"],
 } | {name: [str(work / "models" / name), "--random", "3", "--logprobs"] for name in RANDOM}
@@ -27,7 +27,8 @@ def run(name, mode, arguments):
     out, log = work / f"{name}.{mode}.json", work / f"{name}.{mode}.log"
     with open(log, "w") as file:
         ended = subprocess.run([sys.executable, here / "texts.py", arguments[0], out, *arguments[1:]], stdout=file,
-                               stderr=subprocess.STDOUT, timeout=900, env=os.environ | {"CHUNKATTN_VLLM": mode})
+                               stderr=subprocess.STDOUT, timeout=900,
+                               env={"OMP_WAIT_POLICY": "passive"} | os.environ | {"CHUNKATTN_VLLM": mode})
     text = log.read_text()
     if ended.returncode != 0:
         errors = [line for line in text.splitlines() if "Error" in line]
@@ -81,7 +82,8 @@ def faults():
 
 work.mkdir(parents=True, exist_ok=True)
 names = sys.argv[3:] or [*CASES, "faults"]
-if models := [name for name in names if name in RANDOM and not (work / "models" / name).exists()]:
+missing = {name for name in RANDOM if not (work / "models" / name).exists()}
+if models := missing & {pathlib.Path(CASES[name][0]).name for name in names if name in CASES}:
     subprocess.run([sys.executable, here / "random_models.py", work / "models", *models], check=True)
 for name in names:
     faults() if name == "faults" else compare(name, CASES[name])
