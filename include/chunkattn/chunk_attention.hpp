@@ -213,7 +213,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     const PlanView& view = plan;
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
     const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
-    detail::cpu::check_size("q", query.data(), query.size(), query.size(), "");
+    detail::cpu::check_size("q", query.data(), query.size(), query.size(), "");  // its memory
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
       detail::fail_argument("num_qo_heads", num_qo_heads,
                             {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});

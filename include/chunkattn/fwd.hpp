@@ -1,5 +1,5 @@
 // Forward declarations, for headers that only mention the library's types, and the devices. Default
-// template arguments are here.
+// template arguments are here, but for those of ChunkAttention (attention_options.hpp).
 #pragma once
 
 #include "allocator.hpp"

@@ -71,26 +71,26 @@ template <class R>
   return std::span(std::data(range), std::size(range));
 }
 
-/// Checks that `view` fits `plan` and these sizes of K and V heads. Chunks are checked separately.
+/// Checks that `layer` fits `plan` and these sizes of K and V heads. Chunks are checked separately.
 template <class T>
-void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int value_dim) {
+void check_view(const KvView<T>& layer, const PlanView& plan, int head_dim, int value_dim) {
   using detail::check_argument;
   check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows,
                  "at least one query row: add() a sequence to the step and build() the plan");
-  if (view.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
-    detail::fail_argument("layer.head_dim", view.head_dim,
+  if (layer.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
+    detail::fail_argument("layer.head_dim", layer.head_dim,
                           {"the HeadDim of ChunkAttention, ", head_dim});
-  if (view.dim_of_v() != value_dim) [[unlikely]]
-    detail::fail_argument("layer.value_dim", view.dim_of_v(),
+  if (layer.dim_of_v() != value_dim) [[unlikely]]
+    detail::fail_argument("layer.value_dim", layer.dim_of_v(),
                           {"the ValueDim of ChunkAttention, ", value_dim});
-  check_argument(view.num_kv_heads > 0, "layer.num_kv_heads", view.num_kv_heads, "at least 1");
-  if (view.chunk_size != plan.chunk_size) [[unlikely]]
-    detail::fail_argument("layer.chunk_size", view.chunk_size,
+  check_argument(layer.num_kv_heads > 0, "layer.num_kv_heads", layer.num_kv_heads, "at least 1");
+  if (layer.chunk_size != plan.chunk_size) [[unlikely]]
+    detail::fail_argument("layer.chunk_size", layer.chunk_size,
                           {"the plan's chunk size, ", plan.chunk_size});
-  detail::check_layer_of_plan(view, plan);
+  detail::check_layer_of_plan(layer, plan);
   // Kernels load vectors at any element; an element itself must be aligned.
   const auto address =
-      reinterpret_cast<std::uintptr_t>(view.k) | reinterpret_cast<std::uintptr_t>(view.v);
+      reinterpret_cast<std::uintptr_t>(layer.k) | reinterpret_cast<std::uintptr_t>(layer.v);
   check_argument(address % alignof(T) == 0, "layer.k", address % alignof(T),
                  "an address that is a multiple of the element's size");
 }

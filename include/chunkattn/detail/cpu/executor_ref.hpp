@@ -19,7 +19,7 @@ class ExecutorRef {
       : executor_(std::addressof(executor)),
         concurrency_(
             [](void* e) { return static_cast<int>(static_cast<Exec*>(e)->concurrency()); }),
-        parallel_for_([](void* e, int n, const void* context, Call call) {
+        parallel_for_([](void* e, int n, const void* context, Invoke call) {
           static_cast<Exec*>(e)->parallel_for(n, [=](int i) { call(context, i); });
         }) {}
 
@@ -31,11 +31,11 @@ class ExecutorRef {
   }
 
  private:
-  using Call = void (*)(const void* context, int i);
+  using Invoke = void (*)(const void* context, int i);
 
   void* executor_;
   int (*concurrency_)(void* executor);
-  void (*parallel_for_)(void* executor, int n, const void* context, Call call);
+  void (*parallel_for_)(void* executor, int n, const void* context, Invoke call);
 };
 
 }  // namespace detail::cpu

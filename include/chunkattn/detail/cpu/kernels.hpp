@@ -39,6 +39,7 @@
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
+/// A list whose first type counts for nothing, so that each engine can follow a comma.
 template <class Nothing, class... Engines>
 struct EngineList {
   using Any = std::variant<Engines...>;

@@ -49,7 +49,7 @@ struct PrefetchCursor {
   const char* end = nullptr;
   const MemoryRun* next = nullptr;
   const MemoryRun* last = nullptr;
-  int left = 0;  ///< lines
+  int left = 0;  ///< cache lines
 
   /// Prefetches the next `count` cache lines, at most max_burst or a compile-time constant.
   CHUNKATTN_INLINE void advance(int count) noexcept {
@@ -80,7 +80,7 @@ struct PrefetchCursor {
 
 /// Cache lines of one row of K or V.
 template <int Dim, class T>
-inline constexpr int lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 64;
+inline constexpr int cache_lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 64;
 
 /// Everything that one task reads: the products' blocks of its first KV head, then the streams'
 /// blocks, each for all of the task's heads.
@@ -99,7 +99,7 @@ class Prefetcher {
         early_left_(most_early()) {
     // A token has a line at least.
     const int tokens = static_cast<int>(std::min<std::int64_t>(stream_tokens, early_left_));
-    early_left_ = std::min(early_left_, num_lines(tokens) * (head_end - head_begin));
+    early_left_ = std::min(early_left_, num_cache_lines(tokens) * (head_end - head_begin));
   }
 
   /// Prefetches the first few KB at once.
@@ -113,7 +113,7 @@ class Prefetcher {
   /// next block, and as far as it leaves memory idle its share of what is streamed later. Evenly:
   /// in bursts that come too fast, a fifth of the lines was dropped.
   void grant_product(int tokens, int lines, int flops_per_ns) noexcept {
-    const int read = num_lines(tokens);
+    const int read = num_cache_lines(tokens);
     const std::int64_t blocks = product_tokens_ / block_tokens + 1;  // from this one on
     product_tokens_ -= tokens;
     refill(products_, queued_ + 1);
@@ -132,7 +132,7 @@ class Prefetcher {
   /// Before a block of `tokens` is streamed: allows to prefetch as much as it reads, and more if
   /// the stream is not as far ahead as it should be.
   void grant_stream(int tokens) noexcept {
-    const int read = num_lines(tokens);
+    const int read = num_cache_lines(tokens);
     const int lines = read + std::max(0, stream_lead - lead_);
     refill(streams_, lines);
     cursor.left = granted_ = std::min(lines, queued_);
@@ -162,15 +162,15 @@ class Prefetcher {
   static constexpr int capacity = 256;
 
   // Lines of K and V of so many tokens.
-  int num_lines(int tokens) const noexcept {
-    const int of_k = num_lines<HeadDim>(tokens, kv_.stride_token);
+  int num_cache_lines(int tokens) const noexcept {
+    const int of_k = num_cache_lines<HeadDim>(tokens, kv_.stride_token);
     if (ValueDim != HeadDim && kv_.has_v_in_k()) return of_k;
-    return of_k + num_lines<ValueDim>(tokens, kv_.token_stride_of_v());
+    return of_k + num_cache_lines<ValueDim>(tokens, kv_.token_stride_of_v());
   }
   template <int Dim>
-  static int num_lines(int tokens, std::int64_t stride) noexcept {
+  static int num_cache_lines(int tokens, std::int64_t stride) noexcept {
     return stride == Dim ? (tokens * Dim * static_cast<int>(sizeof(T)) + 63) / 64
-                         : tokens * lines_per_row<Dim, T>;
+                         : tokens * cache_lines_per_row<Dim, T>;
   }
 
   // Blocks still to be queued, each for several heads.

@@ -92,9 +92,9 @@ struct ScheduleOptions {
   int num_kv_heads = 1;
   int group = 1;                ///< query heads per KV head
   int max_lines = 256;          ///< lines (rows * group) of a row block, unless one row has more
-  int min_product_lines = 5;    ///< from how many lines on an item is computed by products, …
-  int product_grain = 1;        ///< … which compute so many lines, and multiples of it, …
-  double min_product_fill = 0;  ///< … if they need at least this part of these
+  int min_product_lines = 5;    ///< with fewer lines an item is streamed
+  int product_grain = 1;        ///< products compute multiples of so many lines
+  double min_product_fill = 0;  ///< an item is streamed if it has less than this part of those
   int tile_lines = 32;  ///< lines that a product needs to be efficient: blocks have no fewer
   int min_tasks = 1;    ///< how many tasks are wanted in all, if the work allows
   CostModel cost;
@@ -115,10 +115,10 @@ class Schedule {
   void derive(const PlanView& plan, const ScheduleOptions& options) {
     options_ = options;
     find_visible(plan);
-    const int fewest = ceil(plan.num_rows, std::max(1, options.max_lines / options.group));
+    const int fewest = ceil_div(plan.num_rows, std::max(1, options.max_lines / options.group));
     cut_rows(plan, fewest);
     const double total = total_ns();
-    if (num_shared_items_ > 0 || !cut_rows_freely(plan, total)) {
+    if (num_shared_items_ > 0 || !try_cut_rows_freely(plan, total)) {
       const int blocks = num_blocks(plan.num_rows, fewest, total);
       if (blocks != static_cast<int>(row_blocks_.size())) cut_rows(plan, blocks);
     }
@@ -134,7 +134,7 @@ class Schedule {
   [[nodiscard]] int num_shared_items() const noexcept { return num_shared_items_; }
 
  private:
-  static int ceil(int a, int b) { return static_cast<int>((std::int64_t{a} + b - 1) / b); }
+  static int ceil_div(int a, int b) { return static_cast<int>((std::int64_t{a} + b - 1) / b); }
 
   // A split's least cost per line: the same number of tokens, whatever computes the products. (In
   // time, faster products would have fewer tokens to a row block, and pack these for every one.)
@@ -143,19 +143,20 @@ class Schedule {
   }
 
   // Row blocks of which each KV head has about so many tasks in all.
-  int blocks_for(int tasks) const noexcept { return ceil(tasks, options_.num_kv_heads); }
+  int blocks_for(int tasks) const noexcept { return ceil_div(tasks, options_.num_kv_heads); }
 
   // Where rows have next to nothing in common, cuts between them cost nothing, so tasks may be
-  // small enough to end together. Says whether it is so; if not, other cuts are to be made.
-  bool cut_rows_freely(const PlanView& plan, double total_ns) {
+  // small enough to end together: cuts them so, and returns whether it is so. If not, other cuts
+  // are to be made.
+  bool try_cut_rows_freely(const PlanView& plan, double total_ns) {
     const int wanted = blocks_for(std::max(options_.min_tasks, options_.min_free_tasks));
     const int fewest = static_cast<int>(row_blocks_.size());
     if (fewest >= wanted) return true;
     const double row_ns = total_ns / plan.num_rows + 1;
-    const int rows =
-        std::max(ceil(ceil(plan.num_rows, wanted), 4), static_cast<int>(min_split_ns / row_ns) + 1);
+    const int rows = std::max(ceil_div(ceil_div(plan.num_rows, wanted), 4),
+                              static_cast<int>(min_split_ns / row_ns) + 1);
     const std::int64_t tokens = total_tokens();
-    cut_rows(plan, std::max(fewest, ceil(plan.num_rows, rows)));
+    cut_rows(plan, std::max(fewest, ceil_div(plan.num_rows, rows)));
     // More are read again where query tokens of one sequence were parted.
     return total_tokens() - tokens <= tokens / 20;
   }
@@ -168,14 +169,14 @@ class Schedule {
     const int wanted = blocks_for(options_.min_tasks);
     if (fewest >= wanted) return fewest;
     if (options_.invariant) {  // there are no cuts along KV: as small as products are worth it
-      int rows = ceil(num_rows, wanted);
+      int rows = ceil_div(num_rows, wanted);
       while (rows < num_rows && !uses_products(rows)) ++rows;
       return std::max(fewest, num_rows / rows);
     }
     // Worth it where there is too little to read per line for as many cuts along KV.
     if (total_ns / (num_rows * group * split_line_ns()) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.
-    const int most = std::min(wanted, num_rows / ceil(options_.tile_lines, group));
+    const int most = std::min(wanted, num_rows / ceil_div(options_.tile_lines, group));
     for (int count = most; count > fewest; --count)
       if (16 * padded_lines(num_rows, count) <= 17 * num_rows * group) return count;
     return fewest;
@@ -197,7 +198,7 @@ class Schedule {
     for (int b = 0; b < num_blocks; ++b) {
       const int lines =
           (cut(num_rows, b + 1, num_blocks) - cut(num_rows, b, num_blocks)) * options_.group;
-      total += ceil(lines, grain) * grain;
+      total += ceil_div(lines, grain) * grain;
     }
     return total;
   }
@@ -280,7 +281,7 @@ class Schedule {
     }
     hidden.begin = std::min(hidden.begin, kv_len);
     if (options_.invariant) {  // whole blocks
-      hidden.begin = ceil(hidden.begin, block_tokens) * block_tokens;
+      hidden.begin = ceil_div(hidden.begin, block_tokens) * block_tokens;
       hidden.end = hidden.end / block_tokens * block_tokens;
     }
     const std::int32_t position = plan.segments[item.segment].position;

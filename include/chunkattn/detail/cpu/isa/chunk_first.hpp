@@ -76,11 +76,11 @@ template <int Stride = tile_lines, class T, class Rules = NoRules>
 }
 
 /// out[line] = rescale[line] * out[line] + sum over tokens of p[token][line] * V[token], for
-/// `Lines` lines and `Vectors` vectors of each. `near`: these columns of V are not in L1 yet.
+/// `Lines` lines and `Vectors` vectors of each. `cold`: these columns of V are not in L1 yet.
 /// Prefetches some lines of `ahead` at each step.
 template <int ValueDim, int Lines, int Vectors, class Rows>
 [[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
-                                   const float* rescale, float* out, bool near,
+                                   const float* rescale, float* out, bool cold,
                                    PrefetchCursor& ahead, int burst) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   simd::Float<width> sums[Lines][Vectors];
@@ -102,10 +102,10 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
       for (int i = 0; i < Vectors; ++i) sums[l][i] = simd::fma(weight, value[i], sums[l][i]);
     }
   };
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   std::ptrdiff_t t = 0;
   const auto tokens = [&](bool prefetch_value) CHUNKATTN_LAMBDA {
-    lines.advance(burst);
+    cursor.advance(burst);
     CHUNKATTN_UNROLLED
     for (int u = 0; u < value_step; ++u) {
       if (prefetch_value)
@@ -115,11 +115,11 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
     }
     t += value_step;
   };
-  if (!Rows::packed && near)
+  if (!Rows::packed && cold)
     while (t + 2 * value_step <= count) tokens(true);
   while (t + value_step <= count) tokens(false);
   for (; t < count; ++t) token(t);
-  ahead = lines;
+  ahead = cursor;
   float* const to = out + begin;
   CHUNKATTN_UNROLLED
   for (int l = 0; l < Lines; ++l) {
@@ -141,10 +141,10 @@ struct BlockLines {
   [[nodiscard]] int num_tiles() const noexcept { return (count + tile_lines - 1) / tile_lines; }
 };
 
-/// How many lines of `ahead` each of `steps` steps prefetches, if `half` are to be prefetched in
+/// How many lines of `ahead` each of `steps` steps prefetches, if `count` are to be prefetched in
 /// them.
-inline int burst_of(int half, int steps) noexcept {
-  return std::min(max_burst, half / std::max(1, steps) + 1);
+inline int burst_of(int count, int steps) noexcept {
+  return std::min(max_burst, count / std::max(1, steps) + 1);
 }
 
 /// K, a part of the block at a time, against all tiles: state.p receives logits, added up
@@ -242,30 +242,6 @@ CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& line
 /// Vectors and lines of the output tile that is held in registers.
 inline constexpr int wide_columns = 2;
 inline constexpr int line_group = simd::num_accumulators / wide_columns;
-/// Lines of one with another number of vectors, where lines beyond the last do no harm. With three,
-/// which take more registers, as many as with two: tiles have a multiple of these.
-template <int Vectors>
-inline constexpr int lines_of =
-    std::min(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
-
-/// The columns of outputs as slices of wide_columns vectors. One that would be left over is the
-/// last slice's third: in a product of its own, each weight would be loaded for it alone.
-template <int ValueDim>
-struct ColumnSlices {
-  static constexpr int width = simd::width_for<ValueDim>;
-  static constexpr int vectors = ValueDim / width;
-  static constexpr int count = std::max(1, vectors / wide_columns);
-  static constexpr int last = (count - 1) * wide_columns;  ///< first vector of the last slice
-  static constexpr int last_vectors = vectors - last;
-
-  /// The first vector of the slice that has this one, and how many it has.
-  static constexpr int first_of(int vector) noexcept {
-    return std::min(vector / wide_columns * wide_columns, last);
-  }
-  static constexpr int vectors_of(int first) noexcept {
-    return first == last ? last_vectors : wide_columns;
-  }
-};
 
 /// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
 template <int Vectors, class T, class State>

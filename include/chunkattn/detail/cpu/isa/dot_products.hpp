@@ -38,6 +38,32 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
   return words;
 }
 
+/// Lines of an output tile with another number of vectors than wide_columns, where lines beyond the
+/// last do no harm. With three, which take more registers, as many as with two: tiles have a
+/// multiple of these.
+template <int Vectors>
+inline constexpr int lines_of =
+    std::min(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
+
+/// The columns of outputs as slices of wide_columns vectors. One that would be left over is the
+/// last slice's third: in a product of its own, each weight would be loaded for it alone.
+template <int ValueDim>
+struct ColumnSlices {
+  static constexpr int width = simd::width_for<ValueDim>;
+  static constexpr int vectors = ValueDim / width;
+  static constexpr int count = std::max(1, vectors / wide_columns);
+  static constexpr int last = (count - 1) * wide_columns;  ///< first vector of the last slice
+  static constexpr int last_vectors = vectors - last;
+
+  /// The first vector of the slice that has this one, and how many it has.
+  static constexpr int first_of(int vector) noexcept {
+    return std::min(vector / wide_columns * wide_columns, last);
+  }
+  static constexpr int vectors_of(int first) noexcept {
+    return first == last ? last_vectors : wide_columns;
+  }
+};
+
 /// Words of V between two bursts of prefetches.
 inline constexpr int dot_value_step = 8;
 
@@ -137,7 +163,7 @@ template <int Vectors, class Unit>
   const Block<typename Unit::Element>& block = operands.block;
   float* const logits = operands.logits;
   const int count = tile.seen;
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   Bits largest{};
   for (int t = 0; t < count; t += group) {
     operands.add_keys(std::min(t + 2 * group, count));
@@ -156,7 +182,7 @@ template <int Vectors, class Unit>
       if constexpr (Unit::passes > 1)
         if (pass > 0) Unit::move_logits(queries, stride, sums);
       for (int outer = 0; outer < Operands::key_words; outer += step) {
-        lines.advance(burst);
+        cursor.advance(burst);
         for (int i = outer; i < outer + step; ++i, column += stride) {
           Bits query[Vectors];
           CHUNKATTN_UNROLLED
@@ -188,7 +214,7 @@ template <int Vectors, class Unit>
       }
     }
   }
-  ahead = lines;
+  ahead = cursor;
   return any_of<width>((simd::Int<width>)(largest >= 0x7f800000u));
 }
 
@@ -203,7 +229,7 @@ template <int Vectors, int Terms, class Unit>
   using Bits = simd::Unsigned<width>;
   using Real = simd::Float<width>;
   using Sum = typename Unit::template Sum<width>;
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
     Sum sums[lines_at_once][Vectors];
     CHUNKATTN_UNROLLED
@@ -217,7 +243,7 @@ template <int Vectors, int Terms, class Unit>
       const std::uint32_t* weights = p + pass * Unit::p_words + line;
       const std::uint32_t* values = v;
       for (int word = 0; word < words; ++word) {
-        if (word % dot_value_step == 0) lines.advance(burst);
+        if (word % dot_value_step == 0) cursor.advance(burst);
         Bits value[Vectors];
         CHUNKATTN_UNROLLED
         for (int i = 0; i < Vectors; ++i) value[i] = load_words<width>(values + i * width);
@@ -246,7 +272,7 @@ template <int Vectors, int Terms, class Unit>
                                          out + (line + l) * Unit::value_dim + i * width);
     }
   }
-  ahead = lines;
+  ahead = cursor;
 }
 
 /// P·V of all columns of a tile: `out` is [line][ValueDim].

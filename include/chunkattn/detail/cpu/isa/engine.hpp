@@ -58,11 +58,11 @@ class Engine {
           copy_rows<HeadDim, ValueDim>(layer, plan.copies[c], head);
       });
     }
-    constexpr int rows_per_call = 8;  // small enough to balance, large enough to be worth a call
-    const int calls = (plan.num_rows + rows_per_call - 1) / rows_per_call;
-    executor.parallel_for(calls, [&](int call) {
-      const int end = std::min(plan.num_rows, (call + 1) * rows_per_call);
-      for (int row = call * rows_per_call; row < end; ++row) {
+    constexpr int part_rows = 8;  // small enough to balance, large enough to be worth a call
+    const int parts = (plan.num_rows + part_rows - 1) / part_rows;
+    executor.parallel_for(parts, [&](int part) {
+      const int end = std::min(plan.num_rows, (part + 1) * part_rows);
+      for (int row = part * part_rows; row < end; ++row) {
         const WriteTarget& target = plan.writes[row];
         if (target.chunk == no_chunk) continue;
         for (int head = 0; head < heads; ++head) {
@@ -122,7 +122,8 @@ class Engine {
   // Lines of one task: their state (queries twice, outputs) should fit in half of a usual L2.
   static constexpr int max_lines = 2 * HeadDim + ValueDim <= 384 ? 256 : 128;
   // From this many lines on, matrix products beat streaming the lines a few at a time, if they use
-  // this part of the vectors: whole grains are computed. (Two vectors of 8 take as long as one.)
+  // this part of the vectors: whole grains are computed, with AVX2 two vectors, which take as long
+  // as one.
   template <class T>
   static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 13;
   template <class T>
@@ -238,7 +239,7 @@ class Engine {
     const bool ordered = options_.reduce == Reduce::deterministic && block.split_count > 1;
     TaskLines lines{block.row_begin, block.row_end, task.head_begin, task.head_end, call.group};
     if (!whole) {
-      std::swap(lines.row_begin, lines.row_end);
+      lines.row_begin = block.row_end, lines.row_end = block.row_begin;  // none yet
       for (int u = task.part_begin; u < task.part_end; ++u) {
         lines.row_begin = std::min(lines.row_begin, splits[u].row_begin);
         lines.row_end = std::max(lines.row_end, splits[u].row_end);
@@ -252,7 +253,7 @@ class Engine {
       run_split(call, splits[u], lines, state, tiles);
       if (ordered || u + 1 == task.part_end) state.close(lines.count());
       if (ordered && whole) Partials::merge_split(splits[u], lines, state);
-      if (ordered && !whole) partials_.leave(splits[u], lines, state);
+      if (ordered && !whole) partials_.store_split(splits[u], lines, state);
     }
 
     if (whole) {
@@ -261,14 +262,14 @@ class Engine {
     }
     const int head = task.head_begin;
     const int num_splits = task.part_end - task.part_begin;
-    const bool last = ordered ? partials_.is_last(task.job, head, num_splits)
+    const bool last = ordered ? partials_.report_finished(task.job, head, num_splits)
                               : partials_.merge_under_lock(task.job, num_splits, lines, state);
     if (!last) return;
     const auto finish = [&](int row, int l, LineTotal<ValueDim> result) {
       finish_partial(call, row, head * call.group + l, result);
     };
     if (ordered)
-      partials_.finish_left(block, splits, head, finish);
+      partials_.finish_stored(block, splits, head, finish);
     else
       partials_.finish_last(block, lines, state, finish);
   }

@@ -45,9 +45,9 @@ CHUNKATTN_INLINE void add_exactly(simd::Float<W>& sum, simd::Float<W>& lost, sim
   lost = simd::fma(lost, factor, of_product + of_sum);
 }
 
-/// A line's total, in `stride` floats: [Dim] output; maximum, sum, what that lost, whether anything
-/// was lost; [Dim] what the output lost, which is not touched before: one part fits in fewer cache
-/// lines.
+/// A view of a line's total, which is `stride` floats: [Dim] output; maximum, sum, what that lost,
+/// whether anything was lost; [Dim] what the output lost, which is not touched before: one part
+/// fits in fewer cache lines.
 template <int Dim>
 struct LineTotal {
   static constexpr int stride = 2 * Dim + 16;

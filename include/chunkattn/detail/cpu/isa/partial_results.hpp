@@ -16,9 +16,9 @@ class PartialResults {
  public:
   using Total = typename State::Total;
   static constexpr int dim = State::value_dim;
-  static constexpr int left_stride = dim + 16;
+  static constexpr int stored_stride = dim + 16;
 
-  /// Makes room for what splits leave (ordered), or for one result of each row (under locks).
+  /// Makes room for what splits store (ordered), or for one result of each row (under locks).
   /// Allocates only beyond what was seen before.
   void reset(const Schedule& schedule, int num_rows, int num_kv_heads, int group, bool ordered) {
     num_kv_heads_ = num_kv_heads;
@@ -35,7 +35,7 @@ class PartialResults {
         meetings_[b * heads + h].open.store(schedule.row_blocks()[b].split_count,
                                             std::memory_order_relaxed);
     const auto lines = static_cast<std::size_t>(rows_per_head_ * group) * heads;
-    stride_ = ordered ? left_stride : Total::stride;
+    stride_ = ordered ? stored_stride : Total::stride;
     const std::size_t size = lines * static_cast<std::size_t>(stride_);
     if (memory_.size() < size) memory_.resize(size);
     if (!ordered) clear(memory_.data(), static_cast<std::ptrdiff_t>(lines));
@@ -54,21 +54,21 @@ class PartialResults {
         merge(state.merged_line(l), state.softmax(l), state.out + l * dim, state.merged_line(l));
   }
 
-  /// Leaves a split's lines, of one head.
-  void leave(const Split& split, const TaskLines& lines, const State& state) noexcept {
+  /// Stores a split's lines, of one head.
+  void store_split(const Split& split, const TaskLines& lines, const State& state) noexcept {
     const int first = lines.line(lines.head_begin, split.row_begin);
     float* to = row(split.partial_row, lines.head_begin);
-    for (int l = first; l < first + split.num_rows() * group_; ++l, to += left_stride) {
+    for (int l = first; l < first + split.num_rows() * group_; ++l, to += stored_stride) {
       std::copy_n(state.out + l * dim, dim, to);
       to[dim] = state.max[l];
       to[dim + 1] = state.sum[l];
     }
   }
-  /// Merges what the splits of a row block left for one head, in order: finish(row, query head of
-  /// the group, result) for each line.
+  /// Merges what the splits of a row block have stored for one head, in order: finish(row, query
+  /// head of the group, result) for each line.
   template <class Finish>
-  void finish_left(const RowBlock& block, const Split* splits, int kv_head,
-                   const Finish& finish) noexcept {
+  void finish_stored(const RowBlock& block, const Split* splits, int kv_head,
+                     const Finish& finish) noexcept {
     alignas(64) float memory[Total::stride] = {};
     const Total result{memory};
     for (int r = block.row_begin; r < block.row_end; ++r) {
@@ -77,7 +77,7 @@ class PartialResults {
         for (int u = 0; u < block.split_count; ++u) {
           if (r < splits[u].row_begin || r >= splits[u].row_end) continue;
           const float* const from =
-              row(splits[u].partial_row + r - splits[u].row_begin, kv_head) + l * left_stride;
+              row(splits[u].partial_row + r - splits[u].row_begin, kv_head) + l * stored_stride;
           merge(result, {from[dim], from[dim + 1]}, from, result);
         }
         finish(r, l, result);
@@ -92,7 +92,7 @@ class PartialResults {
                         const State& state) noexcept {
     Meeting& meeting = this->meeting(block, lines.head_begin);
     meeting.lock.lock();
-    const bool last = is_last(block, lines.head_begin, splits);
+    const bool last = report_finished(block, lines.head_begin, splits);
     float* into = row(lines.row_begin, lines.head_begin);
     for (int l = 0; l < lines.per_head() && !last; ++l, into += Total::stride) {
       if (state.softmax(l).empty()) continue;
@@ -123,7 +123,7 @@ class PartialResults {
   }
 
   /// Reports `splits` splits of a row block and head as done; whether they were the last.
-  bool is_last(int block, int kv_head, int splits) noexcept {
+  bool report_finished(int block, int kv_head, int splits) noexcept {
     return meeting(block, kv_head).open.fetch_sub(splits, std::memory_order_acq_rel) == splits;
   }
 
@@ -157,7 +157,7 @@ class PartialResults {
   std::int64_t rows_per_head_ = 0;
   int num_kv_heads_ = 1;
   int group_ = 1;
-  int stride_ = left_stride;  // floats of a result
+  int stride_ = stored_stride;  // floats of a result
 };
 
 CHUNKATTN_PASS_END

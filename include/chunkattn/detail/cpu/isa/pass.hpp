@@ -6,6 +6,9 @@
 // functions up to CHUNKATTN_PASS_END: VECTORS are the set's own, TILES and DOTS add to them.
 // Nothing outside such a namespace may use what the options do not promise: it would be merged with
 // the same function of another translation unit and run anywhere.
+//
+// CHUNKATTN_PASS is the namespace's name, and the guard of this file. end.hpp undefines it, and the
+// guards of all files here: that of a new file, too.
 #ifndef CHUNKATTN_PASS
 
 #include "common.hpp"

@@ -7,6 +7,7 @@
 
 #include "elements.hpp"
 #include "evaluate.hpp"
+#include "line_state.hpp"
 #include "pass.hpp"
 #include "simd.hpp"
 
@@ -29,6 +30,7 @@ CHUNKATTN_INLINE simd::Float<W> marked(simd::Float<W> p, simd::Float<W> logit) n
   return simd::select<W>((simd::Int<W>)(logit <= simd::broadcast<W>(hidden_logit)),
                          simd::broadcast<W>(-0.0f), p);
 }
+/// Whether any lane of a condition is set.
 template <int W>
 CHUNKATTN_INLINE bool any_of(simd::Int<W> condition) noexcept {
 #if defined(CHUNKATTN_PASS_AVX512)
@@ -142,6 +144,7 @@ CHUNKATTN_INLINE bool is_finite(float x) noexcept {
   return (simd::bits_as<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
+/// A row of zeros.
 template <int ValueDim, class T>
 alignas(64) inline constexpr T zero_row[ValueDim] = {};
 

@@ -14,12 +14,14 @@ CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;
+/// Logits of a line: whole groups of tokens are computed.
+inline constexpr int padded_block_tokens = block_tokens + 16;
 
 /// Prefetches `Total` cache lines in the course of `Steps` steps, before number `step` of them.
 template <int Total, int Steps>
-CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& lines, int step) noexcept {
+CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& cursor, int step) noexcept {
   constexpr int bursts = Total > max_burst && Steps % 2 == 0 ? 2 : 1;
-  if (step % (Steps / bursts) == 0) lines.advance(Total / bursts);
+  if (step % (Steps / bursts) == 0) cursor.advance(Total / bursts);
 }
 
 /// q·k of `Lines` lines with the block's first `count` tokens, to logits[line][token]. A whole
@@ -28,19 +30,18 @@ CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& lines, int step) noexcept {
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
                                     const float* const (&q)[Lines],
-                                    float (*logits)[block_tokens + 16],
+                                    float (*logits)[padded_block_tokens],
                                     PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
-  constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
-  constexpr int group = accumulators / Lines;
+  constexpr int group = simd::num_accumulators / Lines;
   // Tokens at once: enough sums to keep the multiply-adds busy, and q is loaded once for them.
   constexpr int together = simd::native_width == 8 && Lines == 4 ? 2 : 1;
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
-  constexpr int step_lines = std::max(1, lines_per_row<HeadDim, T> * unrolled / vectors);
-  PrefetchCursor lines = ahead;
+  constexpr int step_lines = std::max(1, cache_lines_per_row<HeadDim, T> * unrolled / vectors);
+  PrefetchCursor cursor = ahead;
   for (int t = 0; t < count; t += group) {
-    simd::Float<width> sums[accumulators];
+    simd::Float<width> sums[simd::num_accumulators];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < group; j += together) {
       simd::Float<width> sum[together][Lines];
@@ -56,7 +57,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
           simd::Float<width> key[together];
           CHUNKATTN_UNROLLED
           for (int r = 0; r < together; ++r) {
-            prefetch_some<step_lines, unrolled>(lines, u);
+            prefetch_some<step_lines, unrolled>(cursor, u);
             key[r] = simd::load_widened<width>(block.k[t + j + r] + at);
           }
           CHUNKATTN_UNROLLED
@@ -73,9 +74,9 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
         for (int l = 0; l < Lines; ++l) sums[l * group + j + r] = sum[r][l];
       }
     }
-    float reduced[accumulators];
+    float reduced[simd::num_accumulators];
     CHUNKATTN_UNROLLED
-    for (int g = 0; g < accumulators / width; ++g) {
+    for (int g = 0; g < simd::num_accumulators / width; ++g) {
       simd::Float<width> part[width];
       CHUNKATTN_UNROLLED
       for (int i = 0; i < width; ++i) part[i] = sums[g * width + i];
@@ -86,7 +87,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
       for (int j = 0; j < group; ++j) logits[l][t + j] = reduced[l * group + j];
     }
   }
-  ahead = lines;
+  ahead = cursor;
 }
 
 template <int N>
@@ -96,7 +97,7 @@ using Count = std::integral_constant<int, N>;
 /// V[token].
 template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
-                                    const float (*p)[block_tokens + 16],
+                                    const float (*p)[padded_block_tokens],
                                     const float (&rescale)[Lines], float* const (&out)[Lines],
                                     PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
@@ -105,7 +106,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   constexpr bool four_in_avx2 = simd::native_width == 8 && Lines == 4;
   // Vectors of a line held at once.
   constexpr int wide = four_in_avx2 ? 3 : simd::num_accumulators / Lines;
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   const auto pass = [&]<int N>(Count<N>, int begin, bool first) CHUNKATTN_LAMBDA {
     simd::Float<width> sums[Lines][N];
     CHUNKATTN_UNROLLED
@@ -121,7 +122,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
         simd::Float<width> value[held];
         CHUNKATTN_UNROLLED
         for (int k = 0; k < held; ++k) {
-          if (first) prefetch_some<lines_per_row<ValueDim, T>, N>(lines, i + k);
+          if (first) prefetch_some<cache_lines_per_row<ValueDim, T>, N>(cursor, i + k);
           value[k] = simd::load_widened<width>(row + (i + k) * width);
         }
         CHUNKATTN_UNROLLED
@@ -146,13 +147,13 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   if constexpr (whole > 0)
     for (int i = 0; i < whole; ++i) pass(Count<wide>{}, i * wide * width, i == 0);
   if constexpr (rest > 0) pass(Count<rest>{}, whole * wide * width, whole == 0);
-  ahead = lines;
+  ahead = cursor;
 }
 
 /// P·V of a stream where rules may hide keys of the first `count` from some of its lines.
 template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used,
-                                            const float (*p)[block_tokens + 16],
+                                            const float (*p)[padded_block_tokens],
                                             const float (&rescale)[Lines],
                                             float* const (&out)[Lines],
                                             PrefetchCursor& ahead) noexcept {
@@ -173,7 +174,7 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
                                     LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
                                     Rules rules) noexcept {
   constexpr int width = simd::native_width;
-  alignas(64) float logits[Lines][block_tokens + 16];
+  alignas(64) float logits[Lines][padded_block_tokens];
   const float* q[Lines];
   float* out[Lines];
   int visible[Lines];

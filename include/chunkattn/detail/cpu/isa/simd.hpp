@@ -73,13 +73,13 @@ using Int = typename Lanes<W>::Int;
 template <int W>
 using Unsigned = typename Lanes<W>::Unsigned;
 
-/// The widest vector that divides `elements` (a multiple of 8).
+/// Lanes of the widest vector that divides `elements` (a multiple of 8).
 template <int elements>
 inline constexpr int width_for = elements % native_width == 0         ? native_width
                                  : elements % (native_width / 2) == 0 ? native_width / 2
                                                                       : 4;
 
-/// std::bit_cast, which is no function of this instruction set.
+/// std::bit_cast, whose function is not compiled for this instruction set and so not inlined.
 template <class To, class From>
 CHUNKATTN_INLINE To bits_as(From from) {
   return __builtin_bit_cast(To, from);

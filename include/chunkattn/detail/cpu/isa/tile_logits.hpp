@@ -18,6 +18,7 @@ inline constexpr int logit_tokens = 32;
 /// Tokens and dims of the innermost loops over Q.
 inline constexpr int logit_group = simd::num_accumulators / 2;
 inline constexpr int logit_step = 8;
+
 /// fp32 rows of K or V: read where they lie.
 struct ScatteredRows {
   static constexpr bool packed = false;
@@ -35,10 +36,10 @@ struct PackedRows {
   }
 };
 
-/// Columns [begin, begin + Columns) of `count` rows as floats.
-template <int HeadDim, int Columns, class T>
+/// Columns [begin, begin + Columns) of `count` rows of Dim elements as floats.
+template <int Dim, int Columns, class T>
 CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float* scratch) noexcept {
-  constexpr int width = simd::width_for<HeadDim>;
+  constexpr int width = simd::width_for<Dim>;
   for (int t = 0; t < count; ++t) {
     CHUNKATTN_UNROLLED
     for (int i = 0; i < Columns / width; ++i) {
@@ -50,17 +51,17 @@ CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float*
 }
 
 /// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
-/// [0, count) rounded up to whole groups. `near`: the rows of K are not in L1 yet. Prefetches some
+/// [0, count) rounded up to whole groups. `cold`: the rows of K are not in L1 yet. Prefetches some
 /// lines of `ahead` at each step.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits(Rows k, int count, const float* q_transposed,
-                                   std::ptrdiff_t stride, bool near, PrefetchCursor& ahead,
+                                   std::ptrdiff_t stride, bool cold, PrefetchCursor& ahead,
                                    int burst, float* logits) noexcept {
   constexpr int width = simd::native_width;
   constexpr int group = logit_group;
   constexpr int parities = Vectors == 1 ? 2 : 1;  // enough chains of additions in flight
   constexpr int step = logit_step;
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[group][2];
     CHUNKATTN_UNROLLED
@@ -73,8 +74,8 @@ template <int HeadDim, int Vectors, class Rows>
     for (int j = 0; j < group; ++j) rows[j] = k[t + j];
     const float* column = q_transposed;
     for (int outer = 0; outer < HeadDim; outer += step) {
-      lines.advance(burst);
-      if (!Rows::packed && near && outer % 16 == 0) {
+      cursor.advance(burst);
+      if (!Rows::packed && cold && outer % 16 == 0) {
         CHUNKATTN_UNROLLED
         for (int j = 0; j < group; ++j) prefetch_near(k[t + group + j] + outer);
       }
@@ -106,7 +107,7 @@ template <int HeadDim, int Vectors, class Rows>
       }
     }
   }
-  ahead = lines;
+  ahead = cursor;
 }
 
 /// The same in the order of a streamed dot product: one sum for each lane of its vectors, and these
@@ -114,7 +115,7 @@ template <int HeadDim, int Vectors, class Rows>
 /// other: a few tokens and vectors of lines at once, or lanes where registers are many.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits_as_streamed(Rows k, int count, const float* q_transposed,
-                                               std::ptrdiff_t stride, bool near,
+                                               std::ptrdiff_t stride, bool cold,
                                                PrefetchCursor& ahead, int burst,
                                                float* logits) noexcept {
   constexpr int width = simd::native_width;
@@ -128,7 +129,7 @@ template <int HeadDim, int Vectors, class Rows>
   constexpr int bursts =
       std::max(1, columns * group / (logit_step * logit_group) * vectors / Vectors);
   using Sums = simd::Float<width>[group][vectors];
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   for (int t = 0; t < count; t += group) {
     const float* rows[group];
     CHUNKATTN_UNROLLED
@@ -137,8 +138,8 @@ template <int HeadDim, int Vectors, class Rows>
       Sums parts[turns];  // every turns-th lane
       for (int turn = 0; turn < turns; ++turn) {
         CHUNKATTN_UNROLLED
-        for (int n = 0; n < bursts; ++n) lines.advance(burst);
-        if (!Rows::packed && near && vector == 0) {
+        for (int n = 0; n < bursts; ++n) cursor.advance(burst);
+        if (!Rows::packed && cold && vector == 0) {
           for (int c = (turn * columns + 15) / 16 * 16; c < (turn + 1) * columns; c += 16) {
             CHUNKATTN_UNROLLED
             for (int j = 0; j < group; ++j) prefetch_near(k[t + group + j] + c);
@@ -198,7 +199,7 @@ template <int HeadDim, int Vectors, class Rows>
       }
     }
   }
-  ahead = lines;
+  ahead = cursor;
 }
 
 CHUNKATTN_PASS_END

@@ -157,10 +157,10 @@ template <class T>
   constexpr int width = simd::native_width;
   constexpr int tile = tile_size * tile_size;
   simd::Int<width> nonfinite{};
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   const auto pack = [&](int t, auto&& row) CHUNKATTN_LAMBDA {
     float* const tiles = to + t / tile_depth * 2 * tile + t % tile_depth / 2 * tile_size;
-    lines.advance(burst);
+    cursor.advance(burst);
     for (int column = 0; column < tile_depth; column += width) {
       simd::Float<width> even = row(t, begin + column), odd = row(t + 1, begin + column);
       float* const at = tiles + column / tile_size * tile + column % tile_size;
@@ -189,7 +189,7 @@ template <class T>
       nonfinite = nonfinite | hide;
       return simd::select<width>(hide, simd::zero<width>(), x);
     });
-  ahead = lines;
+  ahead = cursor;
   return any_of<width>(nonfinite);
 }
 

@@ -35,7 +35,7 @@ template <int HeadDim, bool TwoTiles>
                                      int burst, float* logits) noexcept {
   constexpr std::ptrdiff_t row_bytes = matrix_lines * sizeof(float);
   const std::ptrdiff_t q_bytes = stride * static_cast<std::ptrdiff_t>(sizeof(float));
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   for (int t = 0; t < seen; t += 2 * tile_size) {
     const KeyTile& first = work.keys[t / tile_size];
     const KeyTile& second = work.keys[t / tile_size + 1];
@@ -52,7 +52,7 @@ template <int HeadDim, bool TwoTiles>
                                       second.stride);
         for (int q_term = 0; q_term < work.terms - k_term; ++q_term) {
           const float* const query = q + (q_term * HeadDim + i) / 2 * stride;
-          lines.advance(burst);
+          cursor.advance(burst);
           tiles.template load<6>(query, q_bytes);
           tiles.template dot<0, 4, 6>();
           if (two_keys) tiles.template dot<2, 5, 6>();
@@ -73,7 +73,7 @@ template <int HeadDim, bool TwoTiles>
         tiles.template store<3>(to + tile_size * matrix_lines + tile_size, row_bytes);
     }
   }
-  ahead = lines;
+  ahead = cursor;
 }
 
 /// 32 columns of the outputs of one or two tiles of lines, rows ValueDim floats apart: += P·V over
@@ -85,7 +85,7 @@ template <int ValueDim, bool TwoTiles>
   constexpr int tile = tile_size * tile_size;
   constexpr std::ptrdiff_t tile_bytes = tile_size * sizeof(float);
   constexpr std::ptrdiff_t row_bytes = ValueDim * sizeof(float);
-  PrefetchCursor lines = ahead;
+  PrefetchCursor cursor = ahead;
   tiles.template load<0>(first, row_bytes);
   tiles.template load<1>(first + tile_size, row_bytes);
   if constexpr (TwoTiles) {
@@ -99,7 +99,7 @@ template <int ValueDim, bool TwoTiles>
       tiles.template load<7>(value + tile, tile_bytes);
       for (int p_term = 0; p_term < work.terms - v_term; ++p_term) {
         const float* const weight = p + (p_term * 2 + step) * 2 * tile;
-        lines.advance(burst);
+        cursor.advance(burst);
         tiles.template load<4>(weight, tile_bytes);
         tiles.template dot<0, 4, 6>();
         tiles.template dot<1, 4, 7>();
@@ -117,7 +117,7 @@ template <int ValueDim, bool TwoTiles>
     tiles.template store<2>(second, row_bytes);
     tiles.template store<3>(second + tile_size, row_bytes);
   }
-  ahead = lines;
+  ahead = cursor;
 }
 
 CHUNKATTN_PASS_END
