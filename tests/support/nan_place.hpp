@@ -51,7 +51,7 @@ template <class T>
 Storage<T> copy_of(const Storage<T>& from) {
   const auto& view = from.view;
   Storage<T> copy(view.num_chunks, view.num_kv_heads, view.chunk_size, view.head_dim,
-                  view.value_dim);
+                  view.dim_of_v());
   std::copy(from.k.begin(), from.k.end(), copy.k.begin());
   std::copy(from.v.begin(), from.v.end(), copy.v.begin());
   if constexpr (chunkattn::has_row_scales<T>) {
