@@ -53,7 +53,7 @@ int main() {
   definition.logit = [&](double s, LogitIndex at) {
     return s + learned[at.head * num_distances + std::min(at.q_idx - at.kv_idx, num_distances - 1)];
   };
-  const auto expected = reference_attention<float, float>(cache.layer(0), view, q, 0, definition);
+  const auto expected = reference_attention<float, float>(cache.layer(0), view, q, {}, definition);
   const bool ok = compare_with_reference<float>(expected, out).ok();
   std::printf("%zu outputs: %s\n", out.size(), ok ? "correct" : "WRONG");
   return ok ? 0 : 1;

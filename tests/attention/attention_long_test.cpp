@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -179,20 +180,20 @@ struct Path {
   bool prefill;
   Reduce reduce;
   int min_product_lines;  // 1: products, as far as there are any
-  int min_tasks;
+  std::optional<int> min_tasks;
 };
 
 constexpr Path paths[] = {
-    {"stream, invariant", 1, 1, false, Reduce::batch_invariant, 1000, 0},
-    {"stream, deterministic", 1, 1, false, Reduce::deterministic, 1000, 0},
+    {"stream, invariant", 1, 1, false, Reduce::batch_invariant, 1000, {}},
+    {"stream, deterministic", 1, 1, false, Reduce::deterministic, 1000, {}},
     {"stream, spin lock", 1, 2, false, Reduce::spin_lock, 1000, 200},
     {"stream of 4, one task", 2, 2, false, Reduce::deterministic, 1000, 1},
-    {"products, invariant", 8, 2, false, Reduce::batch_invariant, 1, 0},
-    {"products, deterministic", 8, 2, false, Reduce::deterministic, 1, 0},
+    {"products, invariant", 8, 2, false, Reduce::batch_invariant, 1, {}},
+    {"products, deterministic", 8, 2, false, Reduce::deterministic, 1, {}},
     {"products, spin lock", 8, 2, false, Reduce::spin_lock, 1, 200},
     {"products, one task", 5, 1, false, Reduce::deterministic, 1, 1},
-    {"prefill, invariant", 70, 1, true, Reduce::batch_invariant, 1, 0},
-    {"prefill, deterministic", 70, 1, true, Reduce::deterministic, 1, 0},
+    {"prefill, invariant", 70, 1, true, Reduce::batch_invariant, 1, {}},
+    {"prefill, deterministic", 70, 1, true, Reduce::deterministic, 1, {}},
 };
 
 /// Of an answer: relative to the exact one, and as parts of the bounds.

@@ -115,7 +115,7 @@ CHUNKATTN_INLINE simd::Float<W> dot_pairs(simd::Float<W> sum, simd::Unsigned<W> 
 }
 #endif
 
-#elif defined(CHUNKATTN_PASS_DOTS)
+#elif defined(CHUNKATTN_PASS_DOTS) && defined(CHUNKATTN_PASS_NEON)
 
 // As assembler, since clang has the intrinsics from 16 on only, unless options promise them.
 template <class A, class B, int W>
