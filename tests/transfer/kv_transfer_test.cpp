@@ -270,7 +270,7 @@ TEST_CASE_TEMPLATE("swapping out and resuming is exact", T, half, std::int8_t) {
       if (pressure) {
         std::vector<bool> keep(tree.num_chunks());
         mark(stays, keep, stays.size());
-        mark(*pressure, keep, pressure->num_cached());  // cache that it found
+        mark(*pressure, keep, pressure->num_written());  // cache that it found, its last token too
         if (tree.stats().retained_chunks == 0) poison(cache, tree, keep);
       }
     }
