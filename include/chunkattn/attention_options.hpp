@@ -85,8 +85,8 @@ struct CpuOptions {
     one_term,
   };
 
-  std::optional<float>
-      sm_scale{};  ///< factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim)
+  /// Factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim).
+  std::optional<float> sm_scale{};
   Reduce reduce = Reduce::deterministic;  ///< how partial results are merged
   /// Which instruction set runs; automatic: see instruction_set().
   InstructionSet instruction_set = InstructionSet::automatic;
@@ -119,8 +119,8 @@ using Accuracy = CpuOptions::Accuracy;
 
 /// Options of attention on a GPU.
 struct CudaOptions {
-  std::optional<float>
-      sm_scale{};  ///< factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim)
+  /// Factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim).
+  std::optional<float> sm_scale{};
   /// Device memory of workspace_size(limits) bytes, aligned to 256 bytes; null: the constructor
   /// allocates it.
   void* workspace = nullptr;
