@@ -501,6 +501,8 @@ TEST_CASE("shared memory beyond what every kernel has is asked for, and must be 
   allow_shared(kernel);
   CHECK_NOTHROW(launch("kernel", kernel, 1, 32, bytes, &stream, {}));
   CHECK_NOTHROW(launch("kernel", kernel, 1, 32, device.shared_per_block, &stream, {}));
+  CHECK_THROWS_AS(launch("kernel", kernel, 1, 32, device.shared_per_block + 1, &stream, {}),
+                  chunkattn::DeviceError);
   stream.drain();
 }
 

@@ -38,7 +38,7 @@ template <int HeadDim, int ValueDim, class Exec>
 /// The largest rounding errors of products by dot products over int8 K and V: queries are 16-bit
 /// integers there, and probabilities, which have 15 bits with avx2.
 [[nodiscard]] constexpr Rounding rounding_of_dots(InstructionSet set) noexcept {
-  Rounding rounding(0x1p-19);  // the softmax's exp
+  Rounding rounding(0x1p-22);  // far below the largest p the exp is off by 2^-19, of very little
   rounding.p_of_largest = set == InstructionSet::avx2 ? 0x1p-15 : 0x1p-16;
   rounding.query_of_largest = 0x1.02p-16;  // half of 1 / 32639
   return rounding;
