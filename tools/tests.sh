@@ -10,7 +10,7 @@ test_with() {
   done
   # Of the whole run, tests that share what they include are one program; one that is named is compiled alone.
   if [ "$preset" = test ] && [ ${#names[@]} -eq 0 ]; then group=ON; fi
-  configure "$preset" -DCHUNKATTN_GROUP_TESTS=$group
+  configure "$preset" -DCHUNKATTN_GROUP_TESTS=$group -DCHUNKATTN_RELEASE_TESTS="${CHUNKATTN_RELEASE_TESTS:-ON}"
   if [ ${#names[@]} -eq 0 ]; then
     build "$preset"
     run_tests "$preset" "$@"
