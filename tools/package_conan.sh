@@ -67,7 +67,7 @@ rm -rf "$work/alone/all/test_package/build"
 grep -qF "\"$version\":" "$work/alone/config.yml" || fail "config.yml does not name $version"
 "$conan" export "$work/alone/all" --version "$version"
 archive=$work/alone/chunkattn-$version.tar.gz
-tools/release_archive.sh "$archive"
+tools/source_archive.sh "$archive"
 sed -i -e "s|url: .*|url: \"file://$archive\"|" -e "s|sha256: .*|sha256: \"$(sha256sum "$archive" | cut -d' ' -f1)\"|" \
   "$work/alone/all/conandata.yml"
 create "$work/alone/all" --version "$version"

@@ -58,7 +58,7 @@ mkdir -p "$work/registry" "$work/downloads"
 cp -R "$ports/ports/chunkattn" "$work/registry/"
 repository=$(sed -n 's/^ *REPO //p' "$work/registry/chunkattn/portfile.cmake")
 archive=$work/downloads/${repository/\//-}-v$version.tar.gz
-tools/release_archive.sh "$archive"
+tools/source_archive.sh "$archive"
 sed -i "s/SHA512 .*/SHA512 $(sha512sum "$archive" | cut -d' ' -f1)/" "$work/registry/chunkattn/portfile.cmake"
 tools=$(dirname "$(readlink -f "$vcpkg")")/downloads/tools  # what it has downloaded for itself before
 [ ! -d "$tools" ] || ln -s "$tools" "$work/downloads/tools"

@@ -1,6 +1,7 @@
 // A small inference engine over chunkattn: see docs/serve.md.
 #include <fmt/format.h>
 
+#include <chunkattn/version.hpp>
 #include <string_view>
 
 #include "../support/options.hpp"
@@ -26,6 +27,11 @@ int run_command(int argc, char** argv) {
   const std::string_view name = argc > 1 ? argv[1] : "--help";
   for (const Command& command : commands)
     if (name == command.name) return command.run(argc - 1, argv + 1);
+  if (name == "--version") {
+    fmt::print("serve {}.{}.{}\n", CHUNKATTN_VERSION_MAJOR, CHUNKATTN_VERSION_MINOR,
+               CHUNKATTN_VERSION_PATCH);
+    return 0;
+  }
   if (name != "--help" && name != "-h")
     throw examples::UsageError(fmt::format("{}: no such command; serve --help lists them", name));
   fmt::print("serve: a small inference engine over one prefix tree\n\n");
