@@ -169,9 +169,10 @@ if [ ${#roots[@]} -eq 0 ]; then
   done
 fi
 for root in "${roots[@]}"; do
-  ! in_root "$root" sh -c 'command -v cc c++ gcc g++' || fail "--root = $root: expected one without a compiler"
+  ! in_root "$root" sh -c 'command -v cc || command -v gcc || command -v g++' || fail "--root = $root: expected one without a compiler"
   echo "--- $(. "$root/etc/os-release" && echo "$PRETTY_NAME"): $root"
   work=$(mktemp -d "$root/tmp/release.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
   for part in "${parts[@]}"; do "try_$part" "$root" "${work#"$root"}"; done
   rm -rf "$work"
 done
