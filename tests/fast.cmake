@@ -32,11 +32,13 @@ chunkattn_fast_program(fast_tree OPTIONS -O0
 chunkattn_fast_program(fast_cache SCALE 0.3 OPTIONS -O0
   TESTS checkpoint_test expiry_test learning_test rank_test tenant_test)
 chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -O1
-  TESTS step_misuse_test step_random_test step_test tree_failure_test block_table_test paged_plan_test plan_figure2_test plan_steps_test
-        step_view_test kv_growth_test)
+  TESTS step_misuse_test step_random_test step_test tree_failure_test kv_growth_test)
+chunkattn_fast_program(fast_plans SCALE 0.3 OPTIONS -O1
+  TESTS block_table_test paged_plan_test plan_figure2_test plan_steps_test step_view_test)
 chunkattn_fast_program(fast_attention SCALE 0.3 OPTIONS -O1
-  TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test fork_copies_test
-        merge_state_test paged_attention_test)
+  TESTS attention_alone_test attention_invariant_test child_process_test merge_state_test)
+chunkattn_fast_program(fast_pages SCALE 0.3 OPTIONS -O1
+  TESTS draft_commit_test fork_copies_test paged_attention_test)
 chunkattn_fast_program(fast_kv OPTIONS -O0
   TESTS kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
 chunkattn_fast_program(fast_tiers OPTIONS -O0
@@ -61,7 +63,8 @@ chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
 # What the full run compiles in the same programs, where CHUNKATTN_GROUP_TESTS is set: what these tests share
 # takes most of a compiler's time. It has the kernels of all instruction sets, and nothing is scaled.
 set(CHUNKATTN_GROUPED_PROGRAMS
-  fast_tree fast_cache fast_steps fast_attention fast_kv fast_tiers fast_cuda fast_cuda_host fast_cuda_kernels fast_cpu)
+  fast_tree fast_cache fast_steps fast_plans fast_attention fast_pages fast_kv fast_tiers fast_cuda fast_cuda_host
+  fast_cuda_kernels fast_cpu)
 set(CHUNKATTN_GROUPED_TESTS "")
 if(CHUNKATTN_GROUP_TESTS)
   foreach(program IN LISTS CHUNKATTN_GROUPED_PROGRAMS)
