@@ -259,6 +259,14 @@ void print_how_to_talk(const Served& served, const std::string& address, bool ke
   std::fflush(stdout);
 }
 
+/// As Linux calls it; empty where it does not say.
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "";
+}
+
 }  // namespace
 
 int run(int argc, char** argv) {
@@ -287,6 +295,9 @@ int run(int argc, char** argv) {
   served.tokenizer = loaded.tokenizer.get();
   served.chat = loaded.chat ? &*loaded.chat : nullptr;
   served.no_chat = loaded.no_chat;
+  if (const std::string name = processor_name(); !name.empty())
+    served.processor = fmt::format("{} thread{}, {}", executor.concurrency(),
+                                   executor.concurrency() == 1 ? "" : "s", name);
   served.max_length =
       std::min(static_cast<std::size_t>(loaded.model.config.max_positions),
                (options.max_chunks - 1) * static_cast<std::size_t>(options.chunk_size));

@@ -1,113 +1,30 @@
 #!/usr/bin/env python3
 """The page of `serve run` in headless Chromium, which is spoken to through a pipe: Python's library is enough.
 
-usage: page.py SERVE [--model FILE.gguf] [--screenshot FILE.png]
+usage: page.py SERVE [--model FILE.gguf] [--screenshot FILE.png] [--pictures FOLDER] [--faults]
 
 Draws the tree of some requests; shows no prompt without the key, nor without the operator's leave; takes a refused
-message back, says when the server is gone or its engine has failed, and finds it again; with a model that chats, five chats stream at
-once and share their system message. Exit 77 where there is no Chromium."""
+message back, says when the server is gone or its engine has failed, and finds it again; compares (page_compare.py);
+looks as it should (page_looks.py); with a model that chats, five chats stream at once and share their system message.
+Exit 77 where there is no Chromium."""
 import argparse
-import base64
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 
+from browser import LIMIT, Browser, start
+from page_compare import check_compare, check_faults, check_full, check_hides, check_wrong
+from page_looks import check_labels, check_looks
+
 SHAPE = {"dim": 64, "hidden_dim": 172, "num_layers": 2, "num_qo_heads": 8, "num_kv_heads": 4,
          "vocab_size": 300, "max_positions": 1024}
 KEY = "a key for this check"
-LIMIT = 120  # seconds
-
-
-class Browser:
-    """DevTools' protocol: messages of JSON, each with a zero byte after it."""
-
-    def __init__(self, program, folder):
-        to_read, self.to = os.pipe()
-        self.from_, from_write = os.pipe()
-
-        def wire():  # Chromium reads from 3 and writes to 4
-            os.dup2(to_read, 63)
-            os.dup2(from_write, 64)
-            os.dup2(63, 3)
-            os.dup2(64, 4)
-        self.process = subprocess.Popen(
-            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-             "--disable-dev-shm-usage", f"--user-data-dir={folder}", "--hide-scrollbars", "about:blank"],
-            close_fds=False, preexec_fn=wire, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(to_read)
-        os.close(from_write)
-        self.rest, self.number, self.session, self.errors = b"", 0, None, []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(domain + ".enable")
-
-    def call(self, method, **params):
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.to, json.dumps(message).encode() + b"\0")
-        while True:
-            while b"\0" not in self.rest:
-                got = os.read(self.from_, 1 << 16)
-                assert got, "Chromium has ended"
-                self.rest += got
-            text, _, self.rest = self.rest.partition(b"\0")
-            answer = json.loads(text)
-            entry = answer.get("params", {}).get("entry", {})
-            if answer.get("method") == "Runtime.exceptionThrown" or entry.get("level") == "error":
-                self.errors.append(json.dumps(answer["params"]))
-            if answer.get("id") == self.number:
-                assert "error" not in answer, answer
-                return answer["result"]
-
-    def ask(self, expression):
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def wait_for(self, expression):
-        limit = time.monotonic() + LIMIT
-        while not self.ask(expression):
-            assert time.monotonic() < limit, f"waited in vain for {expression}; {self.errors}"
-            time.sleep(0.1)
-
-    def open(self, url, width=1360, height=760):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=False)
-        self.call("Page.navigate", url=url)
-        self.wait_for("typeof poll === 'function' && document.readyState === 'complete'")
-
-    def screenshot(self, file):
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        with open(file, "wb") as out:
-            out.write(base64.b64decode(data))
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-
-
-def start(serve, model, *options):
-    process = subprocess.Popen([serve, "run", *model, *(() if "--port" in options else ("--port", "0")),
-                                "--quiet", *options],
-                               stdout=subprocess.PIPE, text=True)
-    url = ""
-    for line in process.stdout:
-        if "http://" in line and not url:
-            url = line.split(" at ")[1].split()[0]
-        if line.startswith("stop"):
-            break
-    threading.Thread(target=process.stdout.read, daemon=True).start()
-    return process, url
 
 
 def complete(url, prompt, key=""):
@@ -127,7 +44,7 @@ QUESTIONS = ["When can I leave?", "What can I eat?", "What do you recommend to a
 
 def chat(url, document, question):
     body = json.dumps({"messages": [{"role": "system", "content": document}, {"role": "user", "content": question}],
-                       "max_tokens": 60, "temperature": 0.3}).encode()
+                       "max_tokens": 120, "temperature": 0.3}).encode()
     request = urllib.request.Request(url + "/v1/chat/completions", body, {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=10 * LIMIT).read()
 
@@ -143,6 +60,7 @@ def check_tree(browser, url):
     assert browser.ask("document.querySelector('#key').hidden"), "a key is asked for, and none is needed"
     boxes = browser.ask("[...document.querySelectorAll('.node')].map(n => n.getBoundingClientRect().width)")
     assert all(width > 0 for width in boxes), boxes
+    check_labels(browser)
 
 
 def check_key(browser, url):
@@ -152,6 +70,9 @@ def check_key(browser, url):
     browser.wait_for("document.querySelectorAll('.node').length >= 1 && !document.querySelector('#key').hidden")
     assert "secret" not in browser.ask("document.documentElement.outerHTML")
     assert "tokens" in browser.ask("document.querySelector('#draw').innerText")
+    browser.ask("compare(); true")
+    browser.wait_for("comparison === null")
+    assert "Authorization: expected Bearer" in browser.ask("$('verdict').textContent")
     browser.ask(f"$('key').value = {json.dumps(KEY)}; $('key').onchange()")
     browser.wait_for("document.querySelector('#draw').innerText.includes('a secret')")
     browser.wait_for("document.querySelector('#model').textContent === 'random'")
@@ -178,7 +99,7 @@ def check_refused(browser, url):
     assert browser.ask(below) > 100 and browser.ask(f"$('says').scrollTop - ({below})") > -2, "the reason is not seen"
     # An engine that has failed, as /tree reports it.
     browser.ask("window.real = fetch; fetch = async (path, options) => path !== '/tree' ? real(path, options) : "
-                "{json: async () => Object.assign(await (await real(path, options)).json(), {failure: 'a reason'})}; "
+                "{ok: true, json: async () => Object.assign(await (await real(path, options)).json(), {failure: 'a reason'})}; "
                 "true")
     browser.wait_for("$('model').textContent.includes('a reason')")
     browser.ask("fetch = real; true")
@@ -208,7 +129,10 @@ def check_restart(browser, serve, model):
 
 def check_chats(browser, url, screenshot):
     """Five chats at once below one system message."""
-    browser.open(url)
+    browser.open(url, height=880, still=True)
+    browser.wait_for("model !== '' && last !== null")
+    browser.ask("compare(); true")
+    browser.wait_for("comparison === null")
     browser.ask("$('ask').value = 'What is a tree?'; send(); true")
     browser.wait_for("running === 0 && document.querySelectorAll('.assistant .note').length === 1")
     assert len(browser.ask("document.querySelector('.assistant').innerText")) > 20
@@ -235,6 +159,8 @@ def main():
     parser.add_argument("serve")
     parser.add_argument("--model", default="", help="a GGUF file that can chat")
     parser.add_argument("--screenshot", default="", help="while five chats run; needs --model")
+    parser.add_argument("--pictures", default="", help="a folder for pictures of a comparison, of --model if that is given")
+    parser.add_argument("--faults", action="store_true", help="instead plant faults in the page, each of which is noticed")
     arguments = parser.parse_args()
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if not program:
@@ -245,16 +171,32 @@ def main():
         with open(shape, "w", encoding="ascii") as file:
             json.dump(SHAPE, file)
         random = ["--random", shape]
+        longer = os.path.join(folder, "longer.json")  # that has room for the page's own questions
+        with open(longer, "w", encoding="ascii") as file:
+            json.dump(SHAPE | {"dim": 256, "hidden_dim": 688, "num_qo_heads": 4, "num_kv_heads": 2, "max_positions": 4096}, file)
+        long = ["--random", longer]
+        model = ["--model", arguments.model] if arguments.model else long
+
+        def looks(browser, url):
+            complete(url, "something that was there before")
+            check_looks(browser, url, arguments.pictures)
+
+        def chats(browser, url):
+            check_chats(browser, url, arguments.screenshot)
         cases = [(check_tree, random, ["--tree-texts"]),
                  (check_key, random, ["--tree-texts", "--api-key", KEY]),
-                 (check_hidden, random, []), (check_refused, random, [])]
+                 (check_hidden, random, []), (check_refused, random, []),
+                 (check_compare, long, ["--tree-texts"]), (check_wrong, long, []),
+                 (check_full, long, ["--max-requests", "3"]), (check_hides, long, ["--hide-cached"]),
+                 (looks, model, ["--tree-texts"])]
         if arguments.model:
-            def chats(browser, url):
-                check_chats(browser, url, arguments.screenshot)
-            cases.append((chats, ["--model", arguments.model], ["--tree-texts"]))
+            cases.append((chats, model, ["--tree-texts"]))
+        if arguments.faults:
+            cases = [(check_faults, long, [])]
         browser = Browser(program, os.path.join(folder, "profile"))
         try:
-            check_restart(browser, arguments.serve, random)
+            if not arguments.faults:
+                check_restart(browser, arguments.serve, random)
             for case, model, options in cases:
                 process, url = start(arguments.serve, model, *options)
                 try:
@@ -266,7 +208,7 @@ def main():
                     process.wait(timeout=LIMIT)
         finally:
             browser.end()
-    print(f"the page  {len(cases) + 1} checks passed")
+    print(f"the page  {len(cases) + (not arguments.faults)} checks passed")
     return 0
 
 

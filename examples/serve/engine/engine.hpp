@@ -223,6 +223,7 @@ struct TreeSnapshot {
   };
   std::vector<Node> nodes;  ///< parents first
   std::size_t chunk_size = 0;
+  std::size_t chunk_bytes = 0;    ///< of K/V of all layers
   std::size_t chunks_used = 0;    ///< by live sequences
   std::size_t chunks_cached = 0;  ///< by nothing but cache
   std::size_t chunks_free = 0;

@@ -323,6 +323,8 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
                              {"object", "model"},
                              {"created", 0},
                              {"owned_by", "chunkattn"},
+                             {"chats", served_.chat != nullptr},
+                             {"processor", served_.processor},
                              {"max_model_len", served_.max_length}};
   if (path == "/v1/models")
     return {nlohmann::json{{"object", "list"}, {"data", nlohmann::json::array({model})}}.dump()};

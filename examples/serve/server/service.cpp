@@ -146,7 +146,11 @@ auto Service::ask(const F& f) {
 }
 
 TreeSnapshot Service::snapshot() {
-  return ask([](const Engine& engine) { return engine.snapshot(); });
+  return ask([](const Engine& engine) {
+    TreeSnapshot tree = engine.snapshot();
+    tree.chunk_bytes = engine.bytes_per_chunk();
+    return tree;
+  });
 }
 
 std::uint64_t Service::tenant_of(const std::string& salt) {

@@ -511,7 +511,10 @@ TEST_CASE("there is a page, models, health, metrics, a tree; and nothing else") 
   CHECK(page->status == 200);
   CHECK(page->get_header_value("Content-Type") == "text/html; charset=utf-8");
   CHECK(page->body.find("chunkattn") != std::string::npos);
-  CHECK(reply_of(client.Get("/v1/models")).body["data"][0]["id"] == "tiny");
+  const Json model = reply_of(client.Get("/v1/models")).body["data"][0];
+  CHECK(model["id"] == "tiny");
+  CHECK(model["chats"] == true);
+  CHECK(model["processor"] == "");
   CHECK(reply_of(client.Get("/v1/models/tiny")).body["id"] == "tiny");
   CHECK(reply_of(client.Get("/v1/models/other")).status == 404);
   CHECK(reply_of(client.Get("/health")).body["status"] == "ok");

@@ -253,6 +253,8 @@ TEST_CASE("the tree shows what was said, parents first") {
     CHECK(post(client, completions, request(std::string("it begins ") + end)).status == 200);
   const Json tree = test::reply_of(client.Get("/tree")).body;
   CHECK(tree["chunk_size"] == 8);
+  // K and V in fp32: 2 layers of 4 heads of 8 numbers for each of 8 tokens.
+  CHECK(tree["chunk_bytes"] == 2 * 4 * 2 * 4 * 8 * 8);
   CHECK(tree["chunks"]["used"] == 0);
   CHECK(tree["chunks"]["cached"].get<int>() > 0);
   CHECK(tree["chunks"]["cached"].get<int>() + tree["chunks"]["free"].get<int>() == 120);
