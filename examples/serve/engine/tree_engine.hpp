@@ -29,6 +29,7 @@
 #include "paged_view.hpp"
 #include "sampling.hpp"
 #include "step_budget.hpp"
+#include "tree_engines.hpp"
 #include "work.hpp"
 
 namespace serve {
@@ -693,5 +694,11 @@ class TreeEngine final : public Engine {
   std::vector<Event> events_;
   EngineStats stats_;
 };
+
+template <int ChunkSize>
+std::unique_ptr<Engine> make_tree_engine(const Model& model, Products& products,
+                                         const EngineOptions& options) {
+  return std::make_unique<TreeEngine<ChunkSize>>(model, products, options);
+}
 
 }  // namespace serve

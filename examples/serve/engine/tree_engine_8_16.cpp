@@ -1,0 +1,9 @@
+#include "tree_engine.hpp"
+
+namespace serve {
+
+template std::unique_ptr<Engine> make_tree_engine<8>(const Model&, Products&, const EngineOptions&);
+template std::unique_ptr<Engine> make_tree_engine<16>(const Model&, Products&,
+                                                      const EngineOptions&);
+
+}  // namespace serve
