@@ -39,7 +39,7 @@ endif()
 
 # The same for what is to run on other machines, too.
 add_library(chunkattn_native_or_all INTERFACE)
-if(CHUNKATTN_ONLY_ISA OR NOT CHUNKATTN_ALL_SETS)
+if(CHUNKATTN_ONLY_ISA OR NOT (CHUNKATTN_ALL_SETS AND CHUNKATTN_RELEASE_TESTS))
   target_link_libraries(chunkattn_native_or_all INTERFACE chunkattn_native)
 endif()
 

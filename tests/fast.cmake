@@ -61,15 +61,14 @@ chunkattn_fast_program(fast_threads OPTIONS -O1 TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
 
 # What the full run compiles in the same programs, where CHUNKATTN_GROUP_TESTS is set: what these tests share
-# takes most of a compiler's time. It has the kernels of all instruction sets, and nothing is scaled.
+# takes most of a compiler's time. Nothing is scaled; fast_cpu, of tests of instruction sets, has all of them.
 set(CHUNKATTN_GROUPED_PROGRAMS
   fast_tree fast_cache fast_steps fast_plans fast_attention fast_pages fast_kv fast_tiers fast_cuda fast_cuda_host
   fast_cuda_kernels fast_cpu)
 set(CHUNKATTN_GROUPED_TESTS "")
 if(CHUNKATTN_GROUP_TESTS)
   foreach(program IN LISTS CHUNKATTN_GROUPED_PROGRAMS)
-    # Of many shapes: these have the kernels for this machine alone.
-    list(REMOVE_ITEM fast_${program}_TESTS dots_test pairs_test)
+    list(REMOVE_ITEM fast_${program}_TESTS dots_test pairs_test)  # of many shapes: not with all sets
     list(APPEND CHUNKATTN_GROUPED_TESTS ${fast_${program}_TESTS})
   endforeach()
 endif()
@@ -105,14 +104,7 @@ function(chunkattn_add_fast_programs)
       if(variant MATCHES "portable|avx2")
         list(APPEND environment CHUNKATTN_CPU_ISA=)
       endif()
-      set(sets "")  # a plain program runs with each instruction set
-      if(variant STREQUAL "plain" AND is_x86)
-        set(sets portable avx2)
-      endif()
       chunkattn_run_fast_test(${name} ${program} ${test} "${labels}" ${environment})
-      foreach(isa IN LISTS sets)
-        chunkattn_run_fast_test(${name}_${isa} ${program} ${test} "${labels}" ${environment} CHUNKATTN_CPU_ISA=${isa})
-      endforeach()
     endforeach()
   endforeach()
 endfunction()
@@ -124,6 +116,9 @@ function(chunkattn_add_grouped_programs)
     string(REPLACE "fast_" "grouped_" target ${program})
     chunkattn_add_test_program(${target} "${source}" chunkattn_native)
     target_compile_options(${target} PRIVATE ${fast_${program}_OPTIONS})
+    if(NOT program STREQUAL fast_cpu)
+      chunkattn_leave_other_sets(${target})
+    endif()
     foreach(test IN LISTS fast_${program}_TESTS)
       get_property(labels GLOBAL PROPERTY CHUNKATTN_LABELS_OF_${test})
       chunkattn_run_fast_test(${test} ${target} ${test} "${labels}")

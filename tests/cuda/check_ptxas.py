@@ -172,7 +172,7 @@ def main():
     options = argparse.ArgumentParser()
     options.add_argument("--arch", default="80,90a")
     options.add_argument("--head-dim", default="16,64,96,128,256,192:128,256:64")
-    options.add_argument("--quick", action="store_true", help="one element type, no umbrella timing")
+    options.add_argument("--quick", action="store_true", help="one element type, no variants, no umbrella timing")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--tuned", action="store_true",
                          help="head_dim 64 and 128, both element types, and one configuration for "
@@ -204,7 +204,7 @@ def main():
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             checks = [pool.submit(check, nvcc, disassembler, work, *c) for c in configurations]
             checks += [pool.submit(check_variants, nvcc, work, arch) for arch in options.arch.split(",")
-                       if supported(nvcc, arch)]
+                       if not options.quick and supported(nvcc, arch)]
             checks += [pool.submit(check_variants, nvcc, work, arch, True) for arch in NEWER
                        if options.tuned and supported(nvcc, arch)]
             for done in checks:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run.sh [kernels|wrappers|mutants|programs WORK]: compiles the CUDA kernels (check_ptxas.py) or each wrapper
-# of ptx.cuh (check_sass.py) and looks at what came out; or names the mutants of the kernels (mutate.py), none
-# of whose kinds may be without a place in them; or compiles and links what tools/gpu.sh will run on a GPU,
-# for one architecture, into WORK.
+# run.sh [kernels|some|wrappers|mutants|programs WORK]: compiles the CUDA kernels, all that are tuned or some of them
+# (check_ptxas.py), or each wrapper of ptx.cuh (check_sass.py), and looks at what came out; or names the mutants of the
+# kernels (mutate.py), none of whose kinds may be without a place in them; or compiles and links what tools/gpu.sh will
+# run on a GPU, for one architecture, into WORK.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,5 +24,8 @@ if [ "${1:-kernels}" = programs ]; then
   done
   GPU_BUILD=$2 CUDA_ARCH=80 GPU_OPTIMISE=0 exec "$here/../../tools/gpu.sh" build
 fi
-[ "${1:-kernels}" = kernels ] || exec python3 "$here/check_sass.py"
-exec python3 "$here/check_ptxas.py" --tuned
+case ${1:-kernels} in
+  kernels) exec python3 "$here/check_ptxas.py" --tuned ;;
+  some) exec python3 "$here/check_ptxas.py" --quick --head-dim 128 ;;
+  *) exec python3 "$here/check_sass.py" ;;
+esac

@@ -391,7 +391,7 @@ END
     cp "$work/first.hpp" "$work/single/chunkattn/chunkattn.hpp"
     "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
     # shellcheck disable=SC2086
-    "$cxx" -std=c++20 -O1 $warnings -I "$work/single" "$work/quick_start.cpp" -o "$work/quick_start" -pthread
+    "$cxx" -std=c++20 -O0 $warnings -I "$work/single" "$work/quick_start.cpp" -o "$work/quick_start" -pthread
     "$work/quick_start" || fail "the quick start does not run from the single header"
     echo "single header: $(wc -l <"$work/first.hpp") lines, reproducible, the quick start runs from it"
     ;;
