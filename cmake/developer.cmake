@@ -15,6 +15,9 @@ if(CHUNKATTN_SANITIZE)
   target_link_options(chunkattn_developer INTERFACE "-fsanitize=${CHUNKATTN_SANITIZE}")
 endif()
 
+# An option for what would take more than 1 GB: g++ then looks for what it no longer needs more often.
+set(chunkattn_spare_memory "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-expand=30>")
+
 # A target of its own, so that tests of another instruction set can leave it out.
 add_library(chunkattn_native INTERFACE)
 if(CHUNKATTN_ONLY_ISA)
