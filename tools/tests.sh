@@ -20,7 +20,10 @@ test_with() {
   # A script has none; what is not built by a program of its own name has a target of that name.
   targets=$(cmake --build "build/$preset" --target help |
     sed -nE 's/^(\.\.\. )?([^ :]+)(:.*| .*)?$/\2/p' | grep -Fxf <(echo "$tests") || true)
-  # shellcheck disable=SC2086  # one word each
+  if [ "$(wc -w <<<"$targets")" -gt 1 ]; then
+    configure "$preset" -DCHUNKATTN_NAMED_TARGETS="$(paste -sd';' <<<"$targets")"
+    targets=named_targets
+  fi
   [ -z "$targets" ] || build "$preset" $targets
   run_tests "$preset" -R "^($(sed 's/[.+]/\\&/g' <<<"$tests" | paste -sd'|'))\$" "$@"
 }
