@@ -9,11 +9,26 @@
 set(CHUNKATTN_FAST_PROGRAMS "")
 function(chunkattn_fast_program program)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "VARIANT;SCALE" "OPTIONS;TESTS")
+  list(REMOVE_ITEM arg_TESTS ${CHUNKATTN_LEFT_OUT_TESTS})
+  if(NOT arg_TESTS)
+    return()
+  endif()
   set(CHUNKATTN_FAST_PROGRAMS ${CHUNKATTN_FAST_PROGRAMS} ${program} PARENT_SCOPE)
   foreach(part VARIANT SCALE OPTIONS TESTS)
     set(fast_${program}_${part} "${arg_${part}}" PARENT_SCOPE)
   endforeach()
 endfunction()
+
+# For Windows without those of tests/not_windows.txt.
+set(CHUNKATTN_LEFT_OUT_TESTS "")
+if(CMAKE_SYSTEM_NAME STREQUAL "Windows")
+  file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/not_windows.txt" lines REGEX "^[a-z]")
+  foreach(line IN LISTS lines)
+    string(REGEX MATCH "^([a-z0-9_]+) +(.*)$" line "${line}")
+    list(APPEND CHUNKATTN_LEFT_OUT_TESTS "${CMAKE_MATCH_1}")
+    message(STATUS "chunkattn: ${CMAKE_MATCH_1} left out: ${CMAKE_MATCH_2}")
+  endforeach()
+endif()
 
 # Scripts.
 set(CHUNKATTN_FAST_TEST_NAMES
@@ -42,7 +57,7 @@ chunkattn_fast_program(fast_pages SCALE 0.3 OPTIONS -O1
 chunkattn_fast_program(fast_kv OPTIONS -O0
   TESTS kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
 chunkattn_fast_program(fast_tiers OPTIONS -O0
-  TESTS stored_records_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test tiers_test)
+  TESTS stored_records_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test tier_systems_test tiers_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
   TESTS cuda_write_test cuda_attention_test cuda_emulator_test cuda_front_test cuda_same_code_test)
 chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -O1
@@ -50,7 +65,7 @@ chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -O1
 chunkattn_fast_program(fast_cuda_kernels SCALE 0.3 OPTIONS -O1
   TESTS cuda_kernels_test cuda_large_tiles_test cuda_quantized_test)
 chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -O1
-  TESTS array_test element_test executor_test openmp_executor_test
+  TESTS array_test element_test executor_test openmp_executor_test waitable_test
         cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test dots_test
         pairs_test tile_test)
 chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -O1 TESTS step_batch_test plan_arrays_test)
@@ -145,6 +160,8 @@ function(chunkattn_write_fast_source variable program)
     endif()
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
     file(STRINGS "${source}" lines REGEX "^#include ")
+    # Windows lacks some of the system's.
+    list(TRANSFORM lines REPLACE "^#include (<.*>)" "#if __has_include(\\1)\n#include \\1\n#endif")
     list(APPEND includes ${lines})
     string(APPEND tests "namespace ${test} {\n#include \"${source}\"\n}\n")
   endforeach()

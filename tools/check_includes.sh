@@ -3,7 +3,8 @@
 # the core, then its umbrella chunkattn.hpp, then the components, then all.hpp; so the core includes no component.
 # In a layer no two headers include each other in a circle. The CPU and the CUDA backend do not know each other, and
 # plans read the tree through one header. What a public header costs is its closure: the lines, neither blank nor
-# comment, of all that it includes. The modules of examples/serve have a list of their own.
+# comment, of all that it includes; files *_windows.hpp, which are nothing elsewhere, are counted with all headers only.
+# The modules of examples/serve have a list of their own.
 set -eu
 cd "$(dirname "$0")/.."
 layers="support retention tree plan kv attention cpu cuda core events cache transfer interop tiers runtime debug all"
@@ -26,15 +27,15 @@ max_lines=500  # of a file, with its comments
 closures="
   allocator 500              attention_options 1210     attention_plan 5490        chunk_attention 8800
   chunkattn 14260            cuda 7280                  element 230                error 190
-  executor 570               fwd 720                    kv_cache 1560              kv_view 930
+  executor 580               fwd 720                    kv_cache 1560              kv_view 930
   merge_state 590            plan_view 650              prefix_tree 5430           sequence 4470
   step 4780                  tree_options 670           variants 650               version 10
   cache/admission 4640       cache/checkpoints 4960     cache/policy 5210          debug/attention 2540
   debug/reference 2480       debug/tree 4510            events/cache_event 840     events/cache_events 4320
   events/mirror 4600         interop/block_table 930    interop/page_tables 80     interop/paged_plan 1270
-  interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9700 runtime/openmp_executor 640
+  interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9700 runtime/openmp_executor 650
   tiers/tier_store 120       tiers/tiers 7360           transfer/transfer 1990
-  all 20550                  program 14240              headers 24970"
+  all 20640                  program 14240              headers 25270"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 
@@ -98,12 +99,18 @@ while :; do
   unset stays
 done
 
+while read -r path; do
+  [ "$(grep -vE '^(//.*|#pragma once)?$' "$path" | head -1)" = "#if defined(_WIN32)" ] ||
+    bad "$path is for Windows by its name, and does not begin with #if defined(_WIN32)"
+done < <(find include/chunkattn -name '*_windows.hpp')
+
 # Closures.
 declare -A own=() cost=()
 while read -r count path; do own[${path#include/chunkattn/}]=$count; done < <(
   find include/chunkattn -name '*.hpp' -o -name '*.cuh' | xargs awk '
     { sub(/^[ \t]+/, "") } $0 != "" && !/^\/\// { ++lines[FILENAME] } END { for (f in lines) print lines[f], f }')
-closure() {  # closure HEADER...: its lines, in `lines`. A .hpp that includes a .cuh does so under nvcc only.
+closure() {  # closure HEADER...: its lines, in `lines`. A .hpp that includes a .cuh does so under nvcc only, and
+  # a *_windows.hpp for Windows only.
   local -A seen=()
   local stack=("$@") header target
   lines=0
@@ -113,7 +120,7 @@ closure() {  # closure HEADER...: its lines, in `lines`. A .hpp that includes a 
     [ -z "${seen[$header]:-}" ] || continue
     seen[$header]=1 lines=$((lines + ${own[$header]:-0}))
     for target in ${includes[$header]:-}; do
-      case $header:$target in *.hpp:*.cuh) ;; *) stack+=("$target") ;; esac
+      case $header:$target in *.hpp:*.cuh | *_windows.hpp) ;; *) stack+=("$target") ;; esac
     done
   done
 }

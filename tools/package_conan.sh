@@ -53,7 +53,12 @@ refused "chunkattn needs gcc 12 or clang 14 or newer; the profile has gcc 11" \
   -s compiler=gcc -s compiler.version=11 -s compiler.libcxx=libstdc++11
 refused "chunkattn needs gcc 12 or clang 14 or newer; the profile has apple-clang 15" \
   -s compiler=apple-clang -s compiler.version=15 -s compiler.libcxx=libc++
-for setting in os=Windows os=Macos arch=x86; do refused "$setting is not supported" -s:h "$setting"; done
+for setting in os=Macos arch=x86; do refused "$setting is not supported" -s:h "$setting"; done
+refused "arch=armv8 is not supported" -s:h os=Windows -s:h arch=armv8
+refused "chunkattn needs gcc 12 or clang 14 or newer; the profile has msvc 193" -s:h os=Windows \
+  -s:h compiler=msvc -s:h compiler.version=193 -s:h compiler.runtime=dynamic
+create . -s:h os=Windows -s:h compiler.threads=posix -tf= >"$work/windows.log" 2>&1 || { cat "$work/windows.log"; exit 1; }
+echo "packaged for os=Windows with g++"
 
 echo "--- one package serves every setting"
 create . -s build_type=Debug -s compiler.cppstd=20 >"$work/debug.log" 2>&1 || { cat "$work/debug.log"; exit 1; }

@@ -89,6 +89,10 @@ need() {
         have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
         have qemu-aarch64 || missing+=(qemu-user)
         ;;
+      windows)
+        have x86_64-w64-mingw32-g++-posix || missing+=(g++-mingw-w64-x86-64-posix)
+        have wine || missing+=(wine wine64)
+        ;;
       clang) have clang++-19 || missing+=(clang-19) ;;
       libcxx) echo '#include <version>' | clang++-19 -stdlib=libc++ -x c++ -E - >/dev/null 2>&1 ||
         missing+=(libc++-19-dev libc++abi-19-dev) ;;

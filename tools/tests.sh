@@ -113,6 +113,7 @@ again() {  # again PRESET NAME: the command that runs one test
     asan | tsan) echo "./dev sanitize $1 $2" ;;
     aarch64) echo "./dev test_aarch64 $2" ;;
     fast) echo "./dev test -R '^$2\$'" ;;
+    windows) echo "./dev check windows" ;;
     *) echo "./dev $1 $2" ;;
   esac
 }

@@ -22,6 +22,9 @@
 #include "detail/support/spin_lock.hpp"
 #include "detail/support/thread_count.hpp"
 #include "error.hpp"
+#if defined(_WIN32)
+#include "detail/support/waitable_windows.hpp"
+#endif
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -166,9 +169,13 @@ class ThreadPool {
   int concurrency_ = 1;
   detail::ForkMark mark_;
   std::vector<std::thread> threads_;
+#if defined(_WIN32)
+  alignas(64) detail::WaitableNumber round_{0};
+#else
   alignas(64) std::atomic<std::uint32_t> round_{0};  // rises with each parallel_for
-  alignas(64) std::atomic<int> next_{0};             // the next index to call
-  alignas(64) std::atomic<int> busy_{0};             // workers still in this round
+#endif
+  alignas(64) std::atomic<int> next_{0};  // the next index to call
+  alignas(64) std::atomic<int> busy_{0};  // workers still in this round
   std::atomic<bool> stop_{false};
   void (*call_)(void*, int) = nullptr;
   void* function_ = nullptr;

@@ -24,6 +24,7 @@ inline void yield_under_lock() {
 #include "chunkattn/debug/attention.hpp"
 #include "chunkattn/debug/reference.hpp"
 #include "support/attention_case.hpp"
+#include "tests/support/aligned_memory.hpp"
 
 using namespace chunkattn;
 using Reduce = CpuOptions::Reduce;
@@ -85,7 +86,7 @@ void* operator new(std::size_t size) {
 void* operator new(std::size_t size, std::align_val_t alignment) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   const auto unit = static_cast<std::size_t>(alignment);
-  if (void* memory = std::aligned_alloc(unit, (size + unit - 1) / unit * unit)) return memory;
+  if (void* memory = test::aligned_memory(unit, size)) return memory;
   std::abort();
 }
 void operator delete(void* memory) noexcept {
@@ -95,10 +96,10 @@ void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  test::free_aligned(memory);
 }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  test::free_aligned(memory);
 }
 
 TEST_CASE("deterministic mode: the same bits for 1, 2, 4 and 7 threads") {

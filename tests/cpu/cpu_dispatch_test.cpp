@@ -33,16 +33,21 @@ class Forced {
  public:
   explicit Forced(const char* value) {
     if (const char* const old = std::getenv(name)) before_ = old;
-    setenv(name, value, 1);
+    set(value);
   }
-  ~Forced() {
-    if (before_)
-      setenv(name, before_->c_str(), 1);
-    else
-      unsetenv(name);
-  }
+  ~Forced() { set(before_ ? before_->c_str() : nullptr); }
 
  private:
+  static void set(const char* value) {
+#if defined(_WIN32)
+    ::_putenv_s(name, value != nullptr ? value : "");
+#else
+    if (value != nullptr)
+      setenv(name, value, 1);
+    else
+      unsetenv(name);
+#endif
+  }
   static constexpr const char* name = "CHUNKATTN_CPU_ISA";
   std::optional<std::string> before_;
 };

@@ -3,7 +3,6 @@
 #include "chunkattn/events/mirror.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +20,7 @@
 
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
+#include "tests/support/pages.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
@@ -337,16 +337,13 @@ TEST_CASE("an event that there is no memory for changes nothing") {
 
 TEST_CASE("spans end before positions do") {
   constexpr std::size_t size = (std::size_t{1} << 30) + 1;
-  void* const zeros =
-      mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  REQUIRE(zeros != MAP_FAILED);
+  const test::Pages zeros(size, /*writable=*/false);
   CacheMirror<PrefixTree<std::uint8_t, 4, PoolAllocator, NoRetention>> mirror;
   const CacheEvent event{
       .kind = Kind::stored, .number = 1, .span = 1, .length = static_cast<std::int32_t>(size)};
   CHECK(refused([&] {
-          (void)mirror.apply(event, {static_cast<const std::uint8_t*>(zeros), size});
+          (void)mirror.apply(event, {static_cast<const std::uint8_t*>(zeros.data()), size});
         }).find("event.position = 0: expected 0 to 2^30") == 0);
-  munmap(zeros, size);
 }
 
 TEST_CASE("any events: refused or taken over as by a plain map") {

@@ -245,7 +245,7 @@ EXPLAINED = [
 
     dict(header="*tiers/detail/codec.hpp", original="codec.v_dim > 0 ?", becomes="(0 + 1)",
          reason=NEVER + ": dimensions are multiples of 8"),
-    dict(header="*tiers/detail/directory.hpp", original="status.st_mtime + hour <", becomes="<= std::time",
+    dict(header="*tiers/detail/files_posix.hpp", original="status.st_mtime + hour <", becomes="<= std::time",
          reason=CHOICE + ": an hour, to the second"),
     dict(header="*tiers/detail/hash.hpp", original="if (at < bytes.size())", becomes="at <= bytes.size()", reason=AGAIN),
     dict(header="*tiers/detail/manager.hpp", original="size - (compute_last ? 1 : 0)", becomes="(0 - 1)",
@@ -271,7 +271,7 @@ EXPLAINED = [
     dict(header="*token_mirror.hpp", original="hash = (hash + 1) *", becomes="deleted", reason=CHOICE + ": a hash only proposes, spans are compared"),
     dict(header="*tiers/detail/directory.hpp", original="steady_clock::now() >= end", becomes="now() > end", reason=CHOICE + ": to the instant"),
     dict(header="*tiers/detail/manager.hpp", original="if (part <= 1) {", becomes="part < 1", reason=CHOICE + ": to the instant"),
-    dict(header="*tiers/detail/directory.hpp", original="file.get() < 0) return errno", becomes="< (0 - 1)", reason=SAME + ": a write to no file fails, too"),
+    dict(header="*tiers/detail/directory.hpp", original="if (!file.is_open()) return errno;", becomes="deleted", reason=SAME + ": a write to no file fails, too"),
     dict(header="*tiers/detail/directory.hpp", original="std::uint64_t goal = total;", becomes="total + 1", reason=SAME + ": nothing has to go"),
     dict(header="*cache/admission.hpp", original="publications_ = publications;", becomes="deleted", reason=AGAIN + ": what was found is looked for again"),
     dict(header="*cache_order.hpp", original="std::size_t{ReuseModel::num_groups} : 1;", becomes="(1 + 1)", reason="a list more for each, which stays empty"),
@@ -297,8 +297,7 @@ EXPLAINED = [
     dict(header="*detail/tree/retention.hpp", original="count <= topology_.geometry.size - topology_.end_offset(tail)", becomes="count < topology_", reason=CHOICE + ": the general way"),
     dict(header="*tiers/detail/directory.hpp", original="if (goal < total) {", becomes="goal <= total", reason=AGAIN + ": they are sorted, and none has to go"),
     dict(header="*tiers/detail/queue.hpp", original="load->ready.clear();", becomes="deleted", reason="it goes with the load, somewhat later"),
-    dict(header="*tiers/detail/directory.hpp", original="!S_ISREG(status.st_mode)", becomes="status.st_mode + 1", reason=SAME + ": a file's type is in other bits"),
+    dict(header="*tiers/detail/files_posix.hpp", original="!S_ISREG(status.st_mode)", becomes="status.st_mode + 1", reason=SAME + ": a file's type is in other bits"),
     dict(header="*tiers/detail/manager.hpp", original="if (fresh_.size() > most_fresh) fresh_.pop_front();", becomes=">= most_fresh", reason=CHOICE + ": one less of a million"),
-    dict(header="*tiers/detail/directory.hpp", original="~File() { (void)reset(-1); }", becomes="(1 - 1)", reason="the descriptor of an object that is gone"),
     dict(header="*tiers/detail/spans.hpp", original="num_reserved() const { return 0; }", becomes="(0 - 1)", reason="a concept requires it, of blocks it is not used"),
 ]

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <new>
 
+#include "tests/support/aligned_memory.hpp"
+
 namespace test {
 
 struct HeapCounters {
@@ -27,20 +29,26 @@ inline void* counted_new(std::size_t size, std::size_t alignment = 0) {
     ++heap.failures;
     throw std::bad_alloc();
   }
-  void* memory = alignment == 0 ? std::malloc(size > 0 ? size : 1)
-                                : std::aligned_alloc(
-                                      alignment, (size + alignment - 1) / alignment * alignment);
+  void* memory =
+      alignment == 0 ? std::malloc(size > 0 ? size : 1) : aligned_memory(alignment, size);
   if (memory == nullptr) throw std::bad_alloc();
   ++heap.outstanding;
   return memory;
 }
-inline void counted_delete(void* memory) noexcept {
+inline void counted_delete(void* memory, std::size_t alignment = 0) noexcept {
   if (memory == nullptr) return;
   --heap.outstanding;
   constexpr std::size_t most = 4096;  // the start of large memory will do
+#if defined(_WIN32)
+  const std::size_t size = alignment == 0 ? ::_msize(memory) : 0;  // that is all it tells
+#else
   const std::size_t size = malloc_usable_size(memory);
+#endif
   std::memset(memory, 0xdd, size < most ? size : most);
-  std::free(memory);
+  if (alignment == 0)
+    std::free(memory);
+  else
+    free_aligned(memory);
 }
 
 }  // namespace test
@@ -77,9 +85,9 @@ void operator delete[](void* memory, std::size_t) noexcept {
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return test::counted_new(size, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory, std::align_val_t) noexcept {
-  test::counted_delete(memory);
+void operator delete(void* memory, std::align_val_t alignment) noexcept {
+  test::counted_delete(memory, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  test::counted_delete(memory);
+void operator delete(void* memory, std::size_t, std::align_val_t alignment) noexcept {
+  test::counted_delete(memory, static_cast<std::size_t>(alignment));
 }

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
 #include <new>
+
+#include "tests/support/aligned_memory.hpp"
 
 namespace test {
 
@@ -15,13 +16,13 @@ inline int num_slabs = 0;  // so far
 [[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
   const auto boundary = static_cast<std::size_t>(alignment);
   test::num_slabs += size >= std::size_t{4} << 20 ? 1 : 0;
-  void* const memory = std::aligned_alloc(boundary, (size + boundary - 1) / boundary * boundary);
+  void* const memory = test::aligned_memory(boundary, size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 [[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  test::free_aligned(memory);
 }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  test::free_aligned(memory);
 }

@@ -1,6 +1,7 @@
 // A function in a child of fork(), which ends whatever it does.
 #pragma once
 
+#if !defined(_WIN32)
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,3 +41,4 @@ int in_child(const F& f, unsigned seconds = 30) {
 }
 
 }  // namespace test
+#endif

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <doctest/doctest.h>
-#include <stdlib.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +21,11 @@ inline const std::atomic<bool> never = false;
 
 /// A directory of a test's own.
 struct Folder {
-  Folder() : path((std::filesystem::temp_directory_path() / "tiers-XXXXXX").string()) {
-    REQUIRE(::mkdtemp(path.data()) != nullptr);
+  Folder() {
+    do {
+      path =
+          (std::filesystem::temp_directory_path() / ("tiers-" + std::to_string(random()))).string();
+    } while (!std::filesystem::create_directory(path));
   }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
@@ -35,6 +38,9 @@ struct Folder {
     return n;
   }
   std::string path;
+
+ private:
+  std::random_device random;
 };
 
 inline chunkattn::TierStore::Record bytes_of(std::uint64_t n, std::size_t size) {

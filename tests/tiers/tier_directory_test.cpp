@@ -325,34 +325,6 @@ TEST_CASE("the lock's file may be the process's first") {
   CHECK(result == 0);
 }
 
-TEST_CASE("what is erased is not counted, nor what was not there") {
-  const Folder folder;
-  FileTier files(folder.path, 1000);
-  for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 100), never));
-  files.erase(key_of(3));
-  CHECK(files.num_bytes() == 200);
-  files.erase(key_of(1));
-  CHECK(files.num_bytes() == 100);
-  files.erase(key_of(2));
-  CHECK(files.num_bytes() == 0);
-}
-
-TEST_CASE("a tier is full to its last byte, also of one record") {
-  const Folder folder;
-  FileTier files(folder.path, 1000);
-  for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 500), never));
-  CHECK(files.num_bytes() == 1000);  // neither made room for the other
-  for (const std::uint64_t n : {3u, 4u}) {
-    CAPTURE(n);
-    REQUIRE(files.put(key_of(n), bytes_of(n, 1000), never));
-    CHECK(files.num_bytes() == 1000);
-    CHECK(files.contains(key_of(n)));
-    CHECK(files.get(key_of(n), never) != nullptr);
-    for (std::uint64_t before = 1; before < n; ++before)
-      CHECK_FALSE(std::filesystem::exists(folder.path + name_of(before)));
-  }
-}
-
 TEST_CASE("a file of sizes that is none") {
   for (const bool is_fifo : {true, false}) {
     const Folder folder;
@@ -364,12 +336,6 @@ TEST_CASE("a file of sizes that is none") {
     CHECK(test::refused([&] { FileTier(folder.path, 1000); }) ==
           "path = " + folder.path + ": expected a directory that can be written, or can be made");
   }
-  const Folder folder;
-  FileTier files(folder.path, 1000);
-  CHECK(files.put(key_of(1), bytes_of(1, 100), never));
-  std::filesystem::resize_file(folder.path + "/.size", 0);  // counted again
-  CHECK(files.put(key_of(2), bytes_of(2, 100), never));
-  CHECK(files.num_bytes() == 200);
 }
 
 TEST_CASE("a file of sizes that is replaced by something else") {
@@ -408,20 +374,6 @@ TEST_CASE("what could not be counted is counted again") {
   CHECK(files.num_bytes() == 200);
 }
 
-TEST_CASE("a record is counted before it is there") {
-  const Folder folder;
-  std::uint64_t counted = 0;
-  TierDirectory files(folder.path, 1000, [&](const TierStore::Key&, bool is_there) {
-    if (is_there)
-      std::ifstream(folder.path + "/.size", std::ios::binary)
-          .read(reinterpret_cast<char*>(&counted), sizeof(counted));
-  });
-  for (const std::uint64_t n : {1u, 2u}) {
-    CHECK(files.put(key_of(n), *bytes_of(n, 100), never));
-    CHECK(counted == 100 * n);
-  }
-}
-
 TEST_CASE("files that another process removes meanwhile make room as well, others do not") {
   for (const bool is_gone : {true, false}) {
     const Folder folder;
@@ -456,28 +408,6 @@ TEST_CASE("what was used in an earlier second goes first") {
   REQUIRE(files.put(key_of(3), bytes_of(3, 400), never));
   CHECK(files.contains(key_of(1)));
   CHECK_FALSE(files.contains(key_of(2)));
-}
-
-TEST_CASE("what was read is used, and an eighth goes at once") {
-  const Folder folder;
-  FileTier files(folder.path, 80000);
-  for (std::uint64_t n = 1; n <= 80; ++n) {
-    REQUIRE(files.put(key_of(n), bytes_of(n, 1000), never));
-    age(folder, n, static_cast<long>(n));
-  }
-  CHECK(files.num_bytes() == 80000);
-  REQUIRE(files.get(key_of(1), never));
-  REQUIRE(files.put(key_of(81), bytes_of(81, 1000), never));
-  CHECK(files.num_bytes() == 71000);
-  for (std::uint64_t n = 1; n <= 81; ++n) {
-    CAPTURE(n);
-    CHECK(files.contains(key_of(n)) == (n == 1 || n > 11));
-  }
-  FileTier small(folder.path + "/within", 16);
-  for (std::uint64_t n = 1; n <= 16; ++n) REQUIRE(small.put(key_of(n), bytes_of(n, 1), never));
-  CHECK(FileTier(folder.path + "/within", 16).num_bytes() == 16);
-  REQUIRE(small.put(key_of(17), bytes_of(17, 1), never));
-  CHECK(small.num_bytes() == 15);
 }
 
 // ---- a disk that is full

@@ -1,10 +1,6 @@
 // Records as files: bounded, shared by processes, whole or not there, which process is killed when;
 // and after a restart a chat continues where it was.
 #include <doctest/doctest.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -25,6 +21,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/tiers/tiers.hpp"
 #include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/other_process.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 #include "tests/support/tier_folder.hpp"
@@ -171,6 +168,7 @@ TEST_CASE("a directory is bounded, and keeps what was read last") {
   CHECK(folder.files(".part-") == 0);
 }
 
+#if !defined(_WIN32)
 TEST_CASE("a directory that cannot be written any more costs only what it does not keep") {
   if (::geteuid() == 0) {
     MESSAGE("skipped: root may write anything");
@@ -186,34 +184,48 @@ TEST_CASE("a directory that cannot be written any more costs only what it does n
   CHECK(files.put(key_of(2), bytes_of(2, 100), never));
 }
 
+#endif
+
+namespace {
+
+constexpr std::uint64_t limit = 300000, keys = 60;
+
+/// Puts one record after the other until it is killed, or forgotten.
+void put_on_and_on(const std::string& path, std::uint64_t first) {
+  FileTier own(path, limit);
+  std::ofstream(path + "/works-" + std::to_string(first));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (std::uint64_t n = first; std::chrono::steady_clock::now() < end; ++n)
+    (void)own.put(key_of(n % keys), bytes_of(n % keys, 10000), never);
+}
+
+}  // namespace
+
+TEST_CASE("another-process-puts" * doctest::skip()) {
+  test::in_other_process(put_on_and_on);
+}
+
 TEST_CASE("processes share a directory; those that are killed leave nothing half") {
-  constexpr std::uint64_t limit = 300000, keys = 60;
   test::Random random;
   const Folder folder;
   FileTier files(folder.path, limit);
   for (int round = 0; round < 10; ++round) {
-    std::vector<pid_t> children;
-    for (int i = 0; i < 3; ++i) {
-      const pid_t child = ::fork();
-      REQUIRE(child >= 0);
-      if (child == 0) {
-        FileTier own(folder.path, limit);
-        ::alarm(60);  // a child that is forgotten ends by itself
-        for (std::uint64_t n = static_cast<std::uint64_t>(round * 7 + i);; ++n)
-          (void)own.put(key_of(n % keys), bytes_of(n % keys, 10000), never);
-      }
-      children.push_back(child);
+    std::vector<test::OtherProcess> others;
+    for (int i = 0; i < 3; ++i)
+      others.emplace_back("another-process-puts", put_on_and_on, folder.path,
+                          static_cast<std::uint64_t>(round * 7 + i));
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (folder.files("works-") < 3 * static_cast<std::size_t>(round + 1)) {
+      REQUIRE(std::chrono::steady_clock::now() < late);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     const auto end =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(30 + random.index(40));
     for (std::uint64_t n = 0; std::chrono::steady_clock::now() < end; ++n)
       if (const auto found = files.get(key_of(n % keys), never))
         REQUIRE(*found == *bytes_of(n % keys, 10000));
-    for (const pid_t child : children) {
-      REQUIRE(::kill(child, SIGKILL) == 0);
-      int status = 0;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-    }
+    for (test::OtherProcess& other : others) other.kill();
+    CHECK(folder.files() > 0);
     std::uintmax_t size = 0;
     for (const auto& entry : std::filesystem::directory_iterator(folder.path))
       if (entry.path().extension() == ".kv") {

@@ -1,7 +1,6 @@
 // Numbers at the ends of their types, K/V memory that does not fit the tree: clear errors, and
 // nothing has changed.
 #include <doctest/doctest.h>
-#include <sys/mman.h>
 
 #include <climits>
 #include <cstddef>
@@ -17,6 +16,7 @@
 #include "chunkattn/chunkattn.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/pages.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -83,10 +83,8 @@ TEST_CASE("what is reused so often that its count ends is reused no more") {
 
 TEST_CASE("prompts of more tokens than an int counts") {
   constexpr std::size_t size = (std::size_t{1} << 31) + 5;
-  void* const zeros = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                           -1, 0);  // of which hardly any is read
-  REQUIRE(zeros != MAP_FAILED);
-  const std::span<const std::uint8_t> prompt(static_cast<const std::uint8_t*>(zeros), size);
+  const test::Pages zeros(size, /*writable=*/false);  // of which hardly any is read
+  const std::span<const std::uint8_t> prompt(static_cast<const std::uint8_t*>(zeros.data()), size);
   PrefixTree<std::uint8_t, 4, PoolAllocator, NoRetention> tree;
   CHECK(tree.chunks_needed(prompt) == size / 4 + 1);
   CHECK(tree.chunks_needed(prompt.first(5)) == 2);
@@ -95,7 +93,6 @@ TEST_CASE("prompts of more tokens than an int counts") {
   CHECK(tree.match_prefix(prompt, {.public_length = size - 1}).pending == 8);
   CHECK(tree.chunks_needed(prompt, {.public_length = most}) == size / 4 - 1);
   CHECK(starts(refused([&] { (void)tree.insert(prompt); }), "prompt.size() = 2147483653"));
-  munmap(zeros, size);
 }
 
 TEST_CASE("bytes of K/V beyond what an address can reach") {

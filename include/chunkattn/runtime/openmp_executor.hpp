@@ -1,8 +1,9 @@
 // OpenMpExecutor: the threads of OpenMP for programs that have some already, as PyTorch has.
 #pragma once
 
+#if !defined(_WIN32)
 #include <dlfcn.h>
-#include <unistd.h>
+#endif
 
 #include <atomic>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "../detail/support/config.hpp"
+#include "../detail/support/fork_mark.hpp"
 #include "../executor.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -20,7 +22,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// GCC's (GCC's, LLVM's and Intel's do): those wait for work by spinning, and a second set of
 /// threads would have to share the processors with them. Else on a ThreadPool, also in a child of
 /// fork(), where the runtime would wait for threads that did not come along. Only one thread at a
-/// time may call parallel_for. It calls for no option of the compiler. Linux.
+/// time may call parallel_for. It calls for no option of the compiler. On Windows always a
+/// ThreadPool.
 class OpenMpExecutor {
  public:
   /// \param num_threads  the caller's included; 0: as many as there are CPUs to use, on a
@@ -28,8 +31,10 @@ class OpenMpExecutor {
   /// \throws InvalidArgument, Error  as ThreadPool
   explicit OpenMpExecutor(int num_threads = 0) {
     // Finds the symbol if the runtime is loaded with global visibility, as torch loads it.
+#if !defined(_WIN32)
     if (num_threads > 1)
       parallel_ = reinterpret_cast<Parallel>(::dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+#endif
     if (parallel_ == nullptr) pool_ = std::make_unique<ThreadPool>(num_threads);
     count_ = pool_ ? pool_->concurrency() : num_threads;
   }
@@ -44,7 +49,7 @@ class OpenMpExecutor {
   template <class F>
   void parallel_for(int n, F&& f) {
     if (n <= 0) return;
-    if (parallel_ != nullptr && ::getpid() != process_) {
+    if (parallel_ != nullptr && mark_.is_in_child()) {
       pool_ = std::make_unique<ThreadPool>(count_);
       parallel_ = nullptr;
     }
@@ -88,7 +93,7 @@ class OpenMpExecutor {
   Parallel parallel_ = nullptr;
   std::unique_ptr<ThreadPool> pool_;
   int count_ = 1;
-  pid_t process_ = ::getpid();
+  detail::ForkMark mark_;
 };
 static_assert(Executor<OpenMpExecutor>);
 

@@ -2,7 +2,7 @@
 // and comes back where that is faster than computing it again.
 //
 // Experimental: names and options may change in any version, and chunkattn.hpp does not include it.
-// It needs POSIX files and threads.
+// It needs files of POSIX or Windows.
 #pragma once
 
 #include <atomic>

@@ -52,10 +52,10 @@ smoke() {
   echo "passed: $compiler $*"
 }
 
-# The system's headers that ours include; an intrinsics header only where the machine has it.
+# The system's headers that ours include, where the machine has them.
 system_headers() {
   grep -hoE '^#include <[a-z0-9_]+(\.h)?>' -r include --include='*.hpp' | sort -u |
-    sed -E 's~^#include <([a-z]*(mmintrin|_neon)[.]h)>~#if __has_include(<\1>)\n&\n#endif~'
+    sed -E 's~^#include <([a-z0-9_]+[.]h)>~#if __has_include(<\1>)\n&\n#endif~'
 }
 
 # foreign UNIT [options...]: what it includes beside our headers, the standard library and the system's.
@@ -310,10 +310,10 @@ END
     # and other people's macros do no harm, once the system's own headers are in.
     {
       system_headers
-      # logging and test frameworks, X11, Qt, GNU modes and system headers
+      # logging and test frameworks, X11, Qt, GNU modes, system headers and <windows.h>
       for name in 'CHECK(x)' 'ASSERT(x)' 'LOG(x)' 'ERROR' 'DEBUG' 'LIKELY(x)' 'UNLIKELY(x)' 'INLINE' 'PACKED' \
         'Status' 'None' 'Bool' 'True' 'False' 'Success' 'emit' 'signals' 'slots' 'foreach' 'forever' \
-        'major(x)' 'minor(x)' 'linux' 'unix' \
+        'major(x)' 'minor(x)' 'linux' 'unix' 'near' 'far' 'small' 'interface' 'IN' 'OUT' 'CONST' 'VOID' 'DELETE' \
         'HEAD_DIM' 'WARP_SIZE' 'CHUNK_SIZE' 'BLOCK_SIZE' 'HOST_DEVICE' 'CEIL_DIV(a, b)'; do
         echo "#define $name @ a header of chunkattn uses this name @"
       done

@@ -5,8 +5,8 @@
 
 // A compiler that cannot compile the library prints why, and nothing else: the file included last
 // does not exist, which ends the compilation.
-#if defined(__clang__) ? __clang_major__ < 14 : (!defined(__GNUC__) || __GNUC__ < 12)
-#error "chunkattn needs g++ 12, clang 14, or a newer one"
+#if defined(_MSC_VER) || (defined(__clang__) ? __clang_major__ < 14 : __GNUC__ < 12)
+#error "chunkattn needs g++ 12, clang 14, or a newer one; on Windows, those of mingw-w64"
 #include <chunkattn/see_the_error_above>
 #elif __cplusplus < 202002L
 #error "chunkattn needs C++20: compile with -std=c++20 or newer"

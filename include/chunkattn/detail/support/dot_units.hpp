@@ -50,11 +50,11 @@ class DotProbe {
     DotUnits units;
 #if defined(__ARM_FEATURE_DOTPROD)
     units.int8 = true;
-#else
+#elif defined(__linux__)
     constexpr unsigned long asimd_dp = 1ul << 20;
     units.int8 = (::getauxval(AT_HWCAP) & asimd_dp) != 0;
 #endif
-#if defined(CHUNKATTN_WITH_PAIRS)
+#if defined(CHUNKATTN_WITH_PAIRS) && defined(__linux__)
     constexpr unsigned long cpuid = 1ul << 11, bf16 = 1ul << 14;  // of AT_HWCAP2
     units.bfloat16 = (::getauxval(AT_HWCAP2) & bf16) != 0 && (::getauxval(AT_HWCAP) & cpuid) != 0 &&
                      multiplies_pairs_fast();

@@ -40,59 +40,56 @@
 #else
 #define CHUNKATTN_ISA_CHOICE 1
 #endif
+#define CHUNKATTN_ISA_OF_OPTIONS (CHUNKATTN_ISA_CHOICE == 1 || CHUNKATTN_ISA_CHOICE == 6)
+// g++ for Windows aligns vectors of AVX on the stack to 16 bytes and accesses them as if to 32 or
+// 64 (GCC's bug 54412). What would compile them is refused there but with
+// CHUNKATTN_UNALIGNED_MOVES, which says that the assembler replaces these accesses:
+// -Wa,-muse-unaligned-vector-move, of binutils 2.38.
+#if defined(_WIN32) && !defined(__clang__) && !defined(CHUNKATTN_UNALIGNED_MOVES)
+#define CHUNKATTN_NO_AVX 1
+#endif
 
 // CHUNKATTN_WITH_…: kernels for it are compiled. CHUNKATTN_VECTOR_SETS names those that differ in
 // their vectors, CHUNKATTN_LEAST_ISA the one that asks least of the processor.
-#if CHUNKATTN_ISA_CHOICE == 2
-#define CHUNKATTN_WITH_PORTABLE 1
-#define CHUNKATTN_VECTOR_SETS portable
-#define CHUNKATTN_LEAST_ISA portable
-#elif CHUNKATTN_ISA_CHOICE == 3
+#if CHUNKATTN_ISA_CHOICE == 1 && defined(__x86_64__) && !defined(__CUDACC__) && \
+    !defined(CHUNKATTN_NATIVE_AVX512) && !defined(CHUNKATTN_NO_AVX)
 #define CHUNKATTN_WITH_AVX2 1
-#define CHUNKATTN_VECTOR_SETS avx2
-#define CHUNKATTN_LEAST_ISA avx2
-#elif CHUNKATTN_ISA_CHOICE == 4 || CHUNKATTN_ISA_CHOICE == 7
 #define CHUNKATTN_WITH_AVX512 1
-#define CHUNKATTN_VECTOR_SETS avx512
-#define CHUNKATTN_LEAST_ISA avx512
-#elif CHUNKATTN_ISA_CHOICE == 5
-#define CHUNKATTN_WITH_NEON 1
-#define CHUNKATTN_VECTOR_SETS neon
-#define CHUNKATTN_LEAST_ISA neon
-#elif CHUNKATTN_ISA_CHOICE != 1 && CHUNKATTN_ISA_CHOICE != 6
-#error "CHUNKATTN_ISA must be portable, avx2, avx512, amx, neon or native, or not be defined"
-#elif defined(CHUNKATTN_NATIVE_AVX512)
-#define CHUNKATTN_WITH_AVX512 1
-#define CHUNKATTN_VECTOR_SETS avx512
-#define CHUNKATTN_LEAST_ISA avx512
-#elif defined(CHUNKATTN_NATIVE_NEON)
-#define CHUNKATTN_WITH_NEON 1
-#define CHUNKATTN_VECTOR_SETS neon
-#define CHUNKATTN_LEAST_ISA neon
-#elif !defined(__x86_64__) || defined(__CUDACC__) || CHUNKATTN_ISA_CHOICE == 6
 #if defined(CHUNKATTN_NATIVE_AVX2)
-#define CHUNKATTN_WITH_AVX2 1
-#define CHUNKATTN_VECTOR_SETS avx2
-#define CHUNKATTN_LEAST_ISA avx2
-#else
-#define CHUNKATTN_WITH_PORTABLE 1
-#define CHUNKATTN_VECTOR_SETS portable
-#define CHUNKATTN_LEAST_ISA portable
-#endif
-#elif defined(CHUNKATTN_NATIVE_AVX2)
-#define CHUNKATTN_WITH_AVX2 1
-#define CHUNKATTN_WITH_AVX512 1
 #define CHUNKATTN_VECTOR_SETS avx2_avx512
 #define CHUNKATTN_LEAST_ISA avx2
 #else
 #define CHUNKATTN_WITH_PORTABLE 1
-#define CHUNKATTN_WITH_AVX2 1
-#define CHUNKATTN_WITH_AVX512 1
 #define CHUNKATTN_VECTOR_SETS portable_avx2_avx512
 #define CHUNKATTN_LEAST_ISA portable
 #endif
+#elif CHUNKATTN_ISA_CHOICE == 2 || (CHUNKATTN_ISA_OF_OPTIONS && defined(CHUNKATTN_NATIVE_PORTABLE))
+#define CHUNKATTN_WITH_PORTABLE 1
+#define CHUNKATTN_VECTOR_SETS portable
+#define CHUNKATTN_LEAST_ISA portable
+#elif CHUNKATTN_ISA_CHOICE == 3 || (CHUNKATTN_ISA_OF_OPTIONS && defined(CHUNKATTN_NATIVE_AVX2))
+#define CHUNKATTN_WITH_AVX2 1
+#define CHUNKATTN_VECTOR_SETS avx2
+#define CHUNKATTN_LEAST_ISA avx2
+#elif CHUNKATTN_ISA_CHOICE == 4 || CHUNKATTN_ISA_CHOICE == 7 || \
+    (CHUNKATTN_ISA_OF_OPTIONS && defined(CHUNKATTN_NATIVE_AVX512))
+#define CHUNKATTN_WITH_AVX512 1
+#define CHUNKATTN_VECTOR_SETS avx512
+#define CHUNKATTN_LEAST_ISA avx512
+#elif CHUNKATTN_ISA_CHOICE == 5 || (CHUNKATTN_ISA_OF_OPTIONS && defined(CHUNKATTN_NATIVE_NEON))
+#define CHUNKATTN_WITH_NEON 1
+#define CHUNKATTN_VECTOR_SETS neon
+#define CHUNKATTN_LEAST_ISA neon
+#else
+#error "CHUNKATTN_ISA must be portable, avx2, avx512, amx, neon or native, or not be defined"
+#endif
 
-#if (defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512)) && !defined(__x86_64__)
+#if defined(CHUNKATTN_NO_AVX) && \
+    (defined(__AVX__) || defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512))
+#error \
+    "g++ for Windows misaligns AVX's vectors (GCC bug 54412): compile without -mavx, -march=native and CHUNKATTN_ISA, or with clang, or with -Wa,-muse-unaligned-vector-move -DCHUNKATTN_UNALIGNED_MOVES"
+#include <chunkattn/see_the_error_above>
+#elif (defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512)) && !defined(__x86_64__)
 #error "CHUNKATTN_ISA names an instruction set of x86-64, and this is another architecture"
 #elif defined(CHUNKATTN_WITH_NEON) && !defined(CHUNKATTN_NATIVE_NEON)
 #error "CHUNKATTN_ISA=neon needs a compiler for AArch64"

@@ -4,13 +4,6 @@
 // memory, and is left alone unless it has the name of a record.
 #pragma once
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -18,20 +11,22 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
 #include "../tier_store.hpp"
+#if defined(_WIN32)
+#include "files_windows.hpp"
+#else
+#include "files_posix.hpp"
+#endif
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -48,8 +43,7 @@ class TierDirectory {
                 std::chrono::milliseconds lock_limit = std::chrono::seconds(5))
       : max_bytes_(max_bytes), notify_(std::move(notify)), lock_limit_(lock_limit) {
     check_argument(max_bytes > 0, "max_bytes", max_bytes, "at least 1");
-    (void)::mkdir(path.c_str(), 0700);
-    directory_.reset(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    files_.open(path);
     const Locked locked(*this);
     if (!locked.is_open())
       fail_argument("path", path, "a directory that can be written, or can be made");
@@ -64,18 +58,20 @@ class TierDirectory {
            const std::atomic<bool>& cancelled) {
     if (bytes.size() > max_bytes_) return false;
     const std::string name = file_of(key);
-    const std::string part = ".part-" + std::to_string(::getpid()) + "-" +
+    const std::string part = ".part-" + TierFiles::process() + "-" +
                              std::to_string(reinterpret_cast<std::uintptr_t>(this)) + "-" +
                              std::to_string(++num_parts_);
+    TierFile file;
     const auto fail = [&] {
-      (void)::unlinkat(directory_.get(), part.c_str(), 0);
+      (void)file.close();
+      (void)files_.remove(part);
       return false;
     };
     for (int tries = 0;; ++tries) {
-      const int error = write_file(part, bytes, cancelled);
+      const int error = write_file(file, part, bytes, cancelled);
       if (error == 0) break;
       (void)fail();
-      if ((error != ENOSPC && error != EDQUOT) || tries == 2) return false;
+      if (!TierFiles::is_full(error) || tries == 2) return false;
       // Others may be faster to take what becomes free: then once more.
       if (const Locked locked(*this); locked) (void)make_room(locked, bytes.size(), true);
     }
@@ -88,7 +84,7 @@ class TierDirectory {
     // First counted, then there: who is killed in between has counted too much, which the next scan
     // puts right.
     store_size(locked, total + bytes.size());
-    if (::renameat(directory_.get(), part.c_str(), directory_.get(), name.c_str()) != 0) {
+    if (!files_.rename(file, part, name)) {
       store_size(locked, total);
       return fail();
     }
@@ -100,38 +96,32 @@ class TierDirectory {
   /// Of a file that is longer than `most`, that many bytes and one more.
   [[nodiscard]] TierStore::Record get(const TierStore::Key& key, std::uint64_t most,
                                       const std::atomic<bool>& cancelled) const {
-    // Neither a FIFO nor a device is waited for.
-    const File file(::openat(directory_.get(), file_of(key).c_str(),
-                             O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    struct stat status{};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !is_record(status)) return nullptr;
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    auto bytes = std::make_shared<std::vector<std::byte>>(
-        static_cast<std::size_t>(most < size ? most + 1 : size));
+    const TierFile file = files_.read(file_of(key));
+    const auto size = TierFiles::size(file);
+    if (!size || *size > max_bytes_) return nullptr;
+    auto bytes = std::make_shared<std::vector<std::byte>>(most < *size ? most + 1 : *size);
     for (std::size_t at = 0; at < bytes->size();) {
       if (cancelled) return nullptr;
-      const ssize_t n = ::read(file.get(), bytes->data() + at, std::min(bytes->size() - at, piece));
+      const auto n = TierFiles::read(file, bytes->data() + at, std::min(bytes->size() - at, piece));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) return nullptr;
       at += static_cast<std::size_t>(n);
     }
-    (void)::futimens(file.get(), nullptr);  // used now
+    files_.set_used_now(file);
     return bytes;
   }
 
   [[nodiscard]] bool contains(const TierStore::Key& key) const {
     const std::string name = file_of(key);
-    struct stat status{};
-    return ::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-           is_record(status) && ::faccessat(directory_.get(), name.c_str(), R_OK, 0) == 0;
+    const auto status = files_.status(name);
+    return status && status->size <= max_bytes_ && files_.may_read(name);
   }
   void erase(const TierStore::Key& key) {
     const std::string name = file_of(key);
     const Locked locked(*this);
     const std::uint64_t size = size_of(name), total = stored_size(locked);
     // If it is locked for too long, the next scan counts.
-    if (::unlinkat(directory_.get(), name.c_str(), 0) == 0 && locked)
-      store_size(locked, total - std::min(size, total));
+    if (files_.remove(name) && locked) store_size(locked, total - std::min(size, total));
     notify_(key, false);
   }
   /// Bytes of all records, as all processes have counted them.
@@ -141,36 +131,15 @@ class TierDirectory {
   static constexpr std::size_t piece = std::size_t{1} << 20;
   static constexpr const char* suffix = ".kv";
 
-  class File {
-   public:
-    explicit File(int file = -1) : file_(file) {}
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
-    ~File() { (void)reset(-1); }
-    [[nodiscard]] int get() const noexcept { return file_; }
-    /// False if what was written could not be kept.
-    bool reset(int file) noexcept {
-      const int old = std::exchange(file_, file);
-      return old < 0 || ::close(old) == 0;
-    }
-
-   private:
-    int file_;
-  };
   /// While it holds the lock no other thread or process changes the directory's
   /// records. Each opens the file again: of one that a child of fork() shares, it would get the
   /// lock that its parent has.
   class Locked {
    public:
-    explicit Locked(const TierDirectory& directory)
-        : file_(::openat(directory.directory_.get(), ".size",
-                         O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)) {
-      struct stat status{};
-      if (is_open() && (::fstat(get(), &status) != 0 || !S_ISREG(status.st_mode)))
-        (void)file_.reset(-1);
+    explicit Locked(const TierDirectory& directory) : file_(directory.files_.open_lock(".size")) {
       if (!is_open()) return;
       const auto end = std::chrono::steady_clock::now() + directory.lock_limit_;
-      while (::flock(get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+      while (!TierFiles::lock(file_)) {
         if (std::chrono::steady_clock::now() >= end) return;
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
@@ -179,26 +148,22 @@ class TierDirectory {
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
     ~Locked() {
-      if (is_held_) (void)::flock(get(), LOCK_UN);
+      if (is_held_) TierFiles::unlock(file_);
     }
     /// Whether it holds the lock; else somebody had it for too long.
     [[nodiscard]] explicit operator bool() const noexcept { return is_held_; }
-    [[nodiscard]] bool is_open() const noexcept { return get() >= 0; }
-    [[nodiscard]] int get() const noexcept { return file_.get(); }
+    [[nodiscard]] bool is_open() const noexcept { return file_.is_open(); }
+    [[nodiscard]] const TierFile& file() const noexcept { return file_; }
 
    private:
-    File file_;
+    TierFile file_;
     bool is_held_ = false;
   };
   struct Entry {
-    std::int64_t seconds = 0, nanoseconds = 0;
-    std::uint64_t size = 0;
-    TierStore::Key key{};
+    TierFileStatus status;
+    TierStore::Key key;
   };
 
-  [[nodiscard]] bool is_record(const struct stat& status) const noexcept {
-    return S_ISREG(status.st_mode) && static_cast<std::uint64_t>(status.st_size) <= max_bytes_;
-  }
   [[nodiscard]] static std::string file_of(const TierStore::Key& key) {
     return key.text() + suffix;
   }
@@ -212,37 +177,31 @@ class TierDirectory {
     return key;
   }
   /// 0, or the error: full, over a quota, gone, cancelled.
-  [[nodiscard]] int write_file(const std::string& name, const std::vector<std::byte>& bytes,
+  [[nodiscard]] int write_file(TierFile& file, const std::string& name,
+                               const std::vector<std::byte>& bytes,
                                const std::atomic<bool>& cancelled) const {
-    File file(::openat(directory_.get(), name.c_str(),
-                       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (file.get() < 0) return errno;
+    file = files_.create(name);
+    if (!file.is_open()) return errno;
     for (std::size_t at = 0; at < bytes.size();) {
       if (cancelled) return ECANCELED;
-      const ssize_t n = ::write(file.get(), bytes.data() + at, std::min(bytes.size() - at, piece));
+      const auto n = TierFiles::write(file, bytes.data() + at, std::min(bytes.size() - at, piece));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) return n < 0 ? errno : EIO;
       at += static_cast<std::size_t>(n);
     }
-    return file.reset(-1) ? 0 : errno;
+    return TierFiles::finish(file) ? 0 : errno;
   }
   /// Of what is counted: files.
   [[nodiscard]] std::uint64_t size_of(const std::string& name) const {
-    struct stat status{};
-    if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-        !S_ISREG(status.st_mode))
-      return 0;
-    return static_cast<std::uint64_t>(status.st_size);
+    const auto status = files_.status(name);
+    return status ? status->size : 0;
   }
   [[nodiscard]] std::uint64_t stored_size(const Locked& locked) const {
-    std::uint64_t size = 0;
-    if (::pread(locked.get(), &size, sizeof(size), 0) != sizeof(size)) return max_bytes_ + 1;
-    return size;
+    return TierFiles::stored(locked.file()).value_or(max_bytes_ + 1);
   }
   static void store_size(const Locked& locked, std::uint64_t size) {
     // If it cannot be written, the next who makes room counts again.
-    if (::pwrite(locked.get(), &size, sizeof(size), 0) != sizeof(size))
-      (void)(::ftruncate(locked.get(), 0) == 0);
+    TierFiles::store(locked.file(), size);
   }
   /// Counts all records, and removes the least recently used until `bytes` more have room, and some
   /// beyond, so that this is rare. On a disk that is full only as many bytes: it may be others' who
@@ -250,7 +209,7 @@ class TierDirectory {
   std::uint64_t make_room(const Locked& locked, std::uint64_t bytes, bool is_disk_full = false) {
     std::vector<Entry> entries = list();
     std::uint64_t total = 0;
-    for (const Entry& entry : entries) total += entry.size;
+    for (const Entry& entry : entries) total += entry.status.size;
     std::uint64_t goal = total;
     if (is_disk_full)
       goal = total - std::min(bytes, total);
@@ -259,16 +218,15 @@ class TierDirectory {
     if (goal < total) {
       // First of all what is longer than any record: it would leave no room for others.
       const auto rank = [this](const Entry& entry) {
-        return std::tuple(entry.size <= max_bytes_, entry.seconds, entry.nanoseconds);
+        return std::pair(entry.status.size <= max_bytes_, entry.status.used);
       };
       std::sort(entries.begin(), entries.end(),
                 [&](const Entry& a, const Entry& b) { return rank(a) < rank(b); });
     }
     for (const Entry& entry : entries) {
       if (total <= goal) break;
-      if (::unlinkat(directory_.get(), file_of(entry.key).c_str(), 0) != 0 && errno != ENOENT)
-        continue;
-      total -= entry.size;
+      if (!files_.remove(file_of(entry.key))) continue;
+      total -= entry.status.size;
       notify_(entry.key, false);
     }
     store_size(locked, total);
@@ -277,45 +235,19 @@ class TierDirectory {
   /// All records. Parts of files of processes that are no more are removed.
   std::vector<Entry> list() {
     std::vector<Entry> entries;
-    const int copy = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    struct Close {
-      void operator()(DIR* directory) const { ::closedir(directory); }
-    };
-    const std::unique_ptr<DIR, Close> open(::fdopendir(copy));
-    if (!open) return entries;
-    while (const dirent* const found = ::readdir(open.get())) {
-      const std::string name = found->d_name;
-      if (name.starts_with(".part-")) remove_part(name);
+    files_.for_each([&](const std::string& name) {
+      if (name.starts_with(".part-")) files_.remove_part(name);
       const auto key = key_of(name);
-      struct stat status{};
-      if (!key || ::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-          !S_ISREG(status.st_mode))
-        continue;
-#if defined(__APPLE__)
-      const timespec used = status.st_mtimespec;
-#else
-      const timespec used = status.st_mtim;
-#endif
-      entries.push_back(
-          {used.tv_sec, used.tv_nsec, static_cast<std::uint64_t>(status.st_size), *key});
-    }
+      if (!key) return;
+      if (const auto status = files_.status(name)) entries.push_back({*status, *key});
+    });
     return entries;
-  }
-  void remove_part(const std::string& name) const {
-    constexpr std::time_t hour = 3600;  // a process in another container may have the same number
-    const long process = std::strtol(name.c_str() + sizeof(".part-") - 1, nullptr, 10);
-    struct stat status{};
-    if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return;
-    const bool is_old = status.st_mtime + hour < std::time(nullptr);
-    if (!is_old && process > 0 && (::kill(static_cast<pid_t>(process), 0) == 0 || errno != ESRCH))
-      return;
-    (void)::unlinkat(directory_.get(), name.c_str(), 0);
   }
 
   const std::uint64_t max_bytes_;
   const Notify notify_;
   const std::chrono::milliseconds lock_limit_;
-  File directory_;
+  TierFiles files_;
   std::atomic<std::uint64_t> num_parts_ = 0;
 };
 

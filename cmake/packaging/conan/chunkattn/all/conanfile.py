@@ -35,11 +35,13 @@ class ChunkattnConan(ConanFile):
     # No word about compiler.cppstd: what is compiled is the consumer, and the target below gives it
     # C++20 whatever the profile says. A compiler that cannot compile the headers is refused.
     def validate(self):
-        for setting, supported in (("os", ("Linux",)), ("arch", ("x86_64", "armv8"))):
+        systems = "Linux", "Windows"
+        archs = ("x86_64",) if self.settings.get_safe("os") == "Windows" else ("x86_64", "armv8")
+        for setting, supported in (("os", systems), ("arch", archs)):
             value = self.settings.get_safe(setting)
             if value and value not in supported:
                 raise ConanInvalidConfiguration(
-                    f"chunkattn is for Linux on x86_64 and armv8: {setting}={value} is not supported")
+                    f"chunkattn is for Linux on x86_64 and armv8 and for Windows on x86_64: {setting}={value} is not supported")
         compiler = self.settings.get_safe("compiler")
         version = self.settings.get_safe("compiler.version")
         if not compiler or not version:

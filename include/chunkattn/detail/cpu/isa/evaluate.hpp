@@ -67,14 +67,15 @@ CHUNKATTN_INLINE simd::Float<W> tanh_lanes(simd::Float<W> x) {
   const simd::Unsigned<W> bits = simd::bits_as<simd::Unsigned<W>>(x);
   const Real size = simd::bits_as<Real>(bits & 0x7fffffffu);
   const Real e = simd::exp_nonpositive<W>(size * -2.0f);
-  const Real far = (1.0f - e) / (1.0f + e);
+  const Real outer = (1.0f - e) / (1.0f + e);
   const Real square = x * x;
   Real p = simd::broadcast<W>(62.0f / 2835.0f);
   p = simd::fma(p, square, simd::broadcast<W>(-17.0f / 315.0f));
   p = simd::fma(p, square, simd::broadcast<W>(2.0f / 15.0f));
   p = simd::fma(p, square, simd::broadcast<W>(-1.0f / 3.0f));
-  const Real near = simd::fma(p * square, size, size);
-  const Real result = simd::select<W>((simd::Int<W>)(size < simd::broadcast<W>(0.3f)), near, far);
+  const Real inner = simd::fma(p * square, size, size);
+  const Real result =
+      simd::select<W>((simd::Int<W>)(size < simd::broadcast<W>(0.3f)), inner, outer);
   return simd::bits_as<Real>(simd::bits_as<simd::Unsigned<W>>(result) | (bits & 0x80000000u));
 }
 
