@@ -23,8 +23,9 @@ struct Machine {
   /// One block alone: 32 KB under way (one stage of 32 KB) per 1.2 us of loaded memory latency.
   double block_bytes_per_us = 27e3;
   /// Shared memory, one of two blocks: 128 bytes per clock at 1,755 MHz for a multiprocessor, of
-  /// which 78 % are assumed to be used. (All of it would be 345 TFLOP/s for 64-row tiles; 240 to
-  /// 300 are expected of such kernels. This is 269.)
+  /// which 78 % are assumed for what items count. (All of it would be 345 TFLOP/s for 64-row tiles;
+  /// 240 to 300 are expected of such kernels. This is 269. Token tables and the like, which items
+  /// leave out, are 13 to 26 % of a KV tile's wavefronts: ./dev gpu_counts.)
   double block_shared_per_us = 87.6e3;
   /// mma.sync, one of two blocks: 62 % of 989 TFLOP/s, the data sheet's dense rate, which only
   /// wgmma comes near.

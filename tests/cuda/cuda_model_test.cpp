@@ -246,6 +246,14 @@ TEST_CASE("a tile's products wait for shared memory, a re-read for the L2") {
   // 128 x 64: each warp reads all of K and V, and its lines of Q. For 64 lines 96 KB, not 128.
   const Item large = model::make_item(machine, 64, 128, 128, 1, false, 0);
   CHECK(large.shared_bytes == 192 * 1024);
+  // Of a warp, as ./dev gpu_counts counts them; nowhere what a tile waits for.
+  CHECK(model::make_item(machine, 64, 16, 16, 1, false, 0).instructions == doctest::Approx(501.2));
+  CHECK(tall.instructions == doctest::Approx(880.8));
+  CHECK(large.instructions == doctest::Approx(1245.6));
+  CHECK(then.instructions == 215 + 220);
+  for (const Item& item : {tall, large})
+    CHECK(item.instructions / machine.warp_instructions_per_us <
+          0.8 * item.shared_bytes / machine.block_shared_per_us);
   const auto tflops = [&](const Item& item) {
     return item.flops / model::products_us(machine, item) * machine.num_blocks / 1e6;
   };

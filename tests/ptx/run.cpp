@@ -6,6 +6,7 @@
 #include <random>
 
 #include "ptx/allocations.hpp"
+#include "ptx/counts.hpp"
 #include "ptx/forms.hpp"
 
 namespace ptxrun {
@@ -109,6 +110,8 @@ class Turn {
     }
     ++statistics().instructions;
     if (on != 0) ++statistics().by_form[static_cast<std::size_t>(i.form->number)];
+    // What waits for all lanes is counted when they are there.
+    if (i.flow != Flow::together && i.flow != Flow::barrier) count(w_, i, on);
     if (i.flow == Flow::branch) return branch(i, on);
     if (on == 0) return ++pc_, true;
     switch (i.flow) {
@@ -130,6 +133,7 @@ class Turn {
       w_.parked |= group_;
       return false;
     }
+    count(w_, i, on);
     if (i.flow == Flow::barrier) {
       leave_group_at(pc_ + 1);
       w_.barrier_line = i.line;

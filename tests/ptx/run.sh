@@ -3,6 +3,7 @@
 #   run.sh compile WORK PROGRAM...   PTX of the kernels that the test programs launch, into WORK
 #   run.sh test WORK PROGRAM [ARG...]  a program with them
 #   run.sh forms WORK                which forms of instructions no program has executed
+#   run.sh counts WORK PROGRAM [ARG...]  gpu_counts.cpp with its kernel, and the registers of that
 #   run.sh mutants WORK PROGRAM      faults in the assembly of ptx.cuh: each must make the program fail
 # Environment: NVCC, CUDA_ARCH (80), JOBS (2). Exit: 0 passed, 77 a tool is missing, else failed.
 set -euo pipefail
@@ -22,7 +23,8 @@ kernels() {
 }
 
 compile() {
-  local nvcc=${NVCC:-} job=0 arch=${CUDA_ARCH:-80} list
+  nvcc=${NVCC:-}
+  local arch=${CUDA_ARCH:-80} list
   [ -x "$nvcc" ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
   [ -x "$nvcc" ] || skip "ptx needs nvcc"
   mkdir -p "$work"
@@ -31,7 +33,9 @@ compile() {
   stamp=$( (echo "$arch $list"; find "$root/include" "$root/tests/support" -type f -print0 | sort -z | xargs -0 cat) | sha256sum)
   if [ "$(cat "$work/stamp" 2>/dev/null)" = "$stamp" ]; then echo "$(wc -l <<<"$list") kernels, as they were"; return; fi
   rm -f "$work"/kernels_* "$work/stamp"
-  split -n r/8 - "$work/kernels_" <<<"$list"
+  local parts
+  parts=$(wc -l <<<"$list")
+  split -n "r/$((parts < 8 ? parts : 8))" - "$work/kernels_" <<<"$list"
   for part in "$work"/kernels_??; do
     { printf '#include "%s"\n' chunkattn/detail/cuda/{merge_states,run_tasks,write,write_quantized}.cuh support/{tempered_case,variant_cases}.hpp
       cat "$part"; } >"$part.cu"
@@ -49,8 +53,33 @@ forms() {
     sed 's/^/  never: /'
 }
 
+# What ptxas makes of the modules for the architectures whose PTX is the same.
+registers() {
+  local ptxas
+  ptxas=$(dirname "$nvcc")/ptxas
+  for arch in 80 90a; do
+    for module in "$work"/kernels_*.ptx; do
+      sed "s/^\.target sm_80/.target sm_$arch/" "$module" >"$work/module"
+      "$ptxas" -v -arch="sm_$arch" -o "$work/module.cubin" "$work/module" 2>&1 |
+        sed -n "s/^ptxas info *: Used/sm_$arch:/p; s/^ *\([0-9].*spill.*\)/sm_$arch: \1/p"
+    done
+  done
+}
+
+counts() {
+  local program=$1
+  shift
+  compile "$program"
+  registers
+  export CHUNKATTN_PTX CHUNKATTN_SEED=${CHUNKATTN_SEED:-1}
+  CHUNKATTN_PTX=$(modules)
+  "$program" --check
+  "$program" "$@"
+}
+
 case $mode in
   compile) compile "$@" ;;
+  counts) counts "$@" ;;
   test)
     [ -n "$(modules)" ] || skip "ptx has no kernels (see the test ptx.kernels)"
     mkdir -p "$work/forms"
