@@ -56,7 +56,7 @@ def register(name, i):
 
 def check_copy(k):
     k.only(r"LDGSTS\.E\.BYPASS\.LTC128B\.128\S* \[R\S*\], .*P\d")
-    waits = [rf"DEPBAR\.LE SB0, 0x{left}\b" for left in (3, 2, 1, 0)]
+    waits = [rf"DEPBAR\.LE SB0, 0x{left}\b" for left in (2, 1, 0)]
     order = [k.place(p) for p in (r"LDGSTS", r"LDGDEPBAR", *waits)]
     assert None not in order and order == sorted(order), f"copy, commit, waits stand at {order}"
 
@@ -132,6 +132,10 @@ def check_acquire(k):
     assert k.place(r"NANOSLEEP") is not None
 
 
+def check_far(k):
+    assert k.place(r"\bLD\.") is None and sum("LDG.E" in text for text in k.code) == 2, "a generic load"
+
+
 def check_ticket(k):
     k.only(r"ATOMG\.E\.ADD\.(?:STRONG\.)?GPU")
 
@@ -166,6 +170,7 @@ CHECKS = {
     "vote": lambda k: k.only(r"VOTE\.ANY"),
     "meet": check_meet,
     "release": check_release,
+    "load_far": check_far,
     "order": check_order,
     "acquire": check_acquire,
     "ticket": check_ticket,

@@ -21,7 +21,6 @@ extern "C" {
 __global__ void copy_16(const uint4* source, int valid) {
   ptx::cp_async_16(ptx::shared_address(ptx::dynamic_shared()), source, valid != 0);
   ptx::cp_async_commit();
-  ptx::cp_async_wait(3);
   ptx::cp_async_wait(2);
   ptx::cp_async_wait(1);
   ptx::cp_async_wait(0);
@@ -83,6 +82,9 @@ __global__ void release(std::uint32_t* flag, float* data) {
 __global__ void acquire(const std::uint32_t* flag, const float* data, float* out) {
   while (ptx::load_acquire(flag) != 7) ptx::pause();
   *out = ptx::load(data);
+}
+__global__ void load_far(float* out, const float* const* data) {
+  *out = ptx::load_global(*data);
 }
 __global__ void order(float* data, int* counter) {
   *data = 1.0f;

@@ -134,6 +134,9 @@ void store(V* target, std::type_identity_t<V> value) {
   complain(block().memory().wrote(target, sizeof(V), block().now()));
   *target = value;
 }
+inline float load_global(const float* source) {
+  return *source;
+}
 inline std::uint32_t load_acquire(const std::uint32_t* source) {
   block().memory().acquired(source, block().now());
   return *source;

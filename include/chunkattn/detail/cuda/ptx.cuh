@@ -94,6 +94,12 @@ template <class V>
 CHUNKATTN_DEVICE void store(V* target, std::type_identity_t<V> value) {
   *target = value;
 }
+/// A float in global memory, of which the compiler cannot tell that it lies there.
+CHUNKATTN_DEVICE float load_global(const float* source) {
+  float value;
+  asm("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(__cvta_generic_to_global(source)));
+  return value;
+}
 CHUNKATTN_DEVICE std::uint32_t load_acquire(const std::uint32_t* source) {
   std::uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -132,11 +138,9 @@ CHUNKATTN_DEVICE void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/// Waits until at most `pending` of this thread's groups are under way. `pending` is uniform, 0..3.
+/// Waits until at most `pending` of this thread's groups are under way. `pending` is uniform, 0..2.
 CHUNKATTN_DEVICE void cp_async_wait(int pending) {
-  if (pending >= 3)
-    asm volatile("cp.async.wait_group 3;" ::: "memory");
-  else if (pending == 2)
+  if (pending >= 2)
     asm volatile("cp.async.wait_group 2;" ::: "memory");
   else if (pending == 1)
     asm volatile("cp.async.wait_group 1;" ::: "memory");

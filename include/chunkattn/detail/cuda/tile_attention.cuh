@@ -228,16 +228,15 @@ class TileAttention {
       first_specials[thread] = first;
     }
     ptx::barrier();  // taken out, noted
-    const int lane = place.lane;
     const int* row_len = tables_.rows.len + place.first_row;
     CHUNKATTN_UNROLL
     for (int half = 0; half < halves; ++half) {
-      const int len = row_len[lane / 4 + half * 8];
+      const int len = row_len[place.lane / 4 + half * 8];
       const int left = (len < end ? len : end) - position;
       const int seen = left < kv_tile ? left : kv_tile;  // below what stands for none
       CHUNKATTN_UNROLL
       for (int n = 0; n < Warps::warp_columns / 8; ++n) {
-        const int column = place.column_warp * Warps::warp_columns + n * 8 + lane % 4 * 2;
+        const int column = place.column_warp * Warps::warp_columns + n * 8 + place.lane % 4 * 2;
         const std::uint32_t first = first_specials[column / 2];
         for (int j = 0; j < 2; ++j)
           if (static_cast<int>(first >> (16 * j) & 0xffffu) < seen)

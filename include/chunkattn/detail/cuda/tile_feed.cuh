@@ -196,8 +196,8 @@ class TileFeed {
                                 : kv.v_row(piece.chunk, tables.kv_head, offset);
       if constexpr (!is_wide)
         Narrow::note_scales(shared_, args_.num_stages, stage, token,
-                            *kv.k_row_scale(piece.chunk, tables.kv_head, offset),
-                            *kv.v_row_scale(piece.chunk, tables.kv_head, offset));
+                            ptx::load_global(kv.k_row_scale(piece.chunk, tables.kv_head, offset)),
+                            ptx::load_global(kv.v_row_scale(piece.chunk, tables.kv_head, offset)));
     } else if constexpr (!is_wide) {
       Narrow::note_scales(shared_, args_.num_stages, stage, token, 0.0f, 0.0f);
     }
