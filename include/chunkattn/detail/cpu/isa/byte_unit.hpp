@@ -56,7 +56,7 @@ template <int HeadDim, int ValueDim>
   constexpr int width = simd::native_width;
   const std::ptrdiff_t stride = state.transposed_stride;
   for (int line = 0; line < lines; line += width) {
-    alignas(64) std::int8_t bytes[2][width][HeadDim];
+    alignas(64) std::int8_t bytes[2][extent<width>][extent<HeadDim>];
     float* const to = state.q_transposed + line;
     for (int l = 0; l < width; ++l) {
       const auto split = [&](int i, auto integers) CHUNKATTN_LAMBDA {
@@ -81,7 +81,7 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_bytes(const std::int8_t* from) noexcept 
 #if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return (simd::Unsigned<W>)_mm512_maskz_cvtepu8_epi32(0xffff, bytes);
+    return simd::bits_as<simd::Unsigned<W>>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes));
   }
 #endif
   typedef std::uint8_t Narrow __attribute__((vector_size(W)));
@@ -93,7 +93,7 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_bytes(const std::int8_t* from) noexcept 
 /// `Vectors` vectors of words from four rows, whose bytes come in the order 0, 2, 1, 3.
 template <int W, int Vectors>
 CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[byte_depth], int column,
-                                 simd::Unsigned<W> (&words)[Vectors]) noexcept {
+                                 simd::Unsigned<W> (&words)[extent<Vectors>]) noexcept {
 #if defined(CHUNKATTN_PASS_NEON)
   if constexpr (W == 4 && Vectors == 4) {
     uint8x16_t row[byte_depth];
@@ -104,8 +104,8 @@ CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[byte_depth], i
     for (int i = 0; i < 2; ++i) {
       const uint16x8x2_t both =
           vzipq_u16(vreinterpretq_u16_u8(even.val[i]), vreinterpretq_u16_u8(odd.val[i]));
-      words[2 * i] = (simd::Unsigned<W>)both.val[0];
-      words[2 * i + 1] = (simd::Unsigned<W>)both.val[1];
+      words[2 * i] = simd::bits_as<simd::Unsigned<W>>(both.val[0]);
+      words[2 * i + 1] = simd::bits_as<simd::Unsigned<W>>(both.val[1]);
     }
     return;
   }
@@ -125,10 +125,10 @@ CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[byte_depth], i
                             _mm512_mask_unpackhi_epi8(all, ~__mmask64{}, row[1], row[3])};
     CHUNKATTN_UNROLLED
     for (int i = 0; i < 2; ++i) {
-      words[2 * i] =
-          (simd::Unsigned<W>)_mm512_mask_unpacklo_epi16(all, ~__mmask32{}, even[i], odd[i]);
-      words[2 * i + 1] =
-          (simd::Unsigned<W>)_mm512_mask_unpackhi_epi16(all, ~__mmask32{}, even[i], odd[i]);
+      words[2 * i] = simd::bits_as<simd::Unsigned<W>>(
+          _mm512_mask_unpacklo_epi16(all, ~__mmask32{}, even[i], odd[i]));
+      words[2 * i + 1] = simd::bits_as<simd::Unsigned<W>>(
+          _mm512_mask_unpackhi_epi16(all, ~__mmask32{}, even[i], odd[i]));
     }
     return;
   }
@@ -158,7 +158,7 @@ template <int ValueDim>
     for (int i = 0; i < byte_depth; ++i) rows[i] = block.v[std::min(t + i, seen - 1)];
     const auto pack = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                        int begin) CHUNKATTN_LAMBDA {
-      simd::Unsigned<width> words[Vectors];
+      simd::Unsigned<width> words[extent<Vectors>];
       interleave<width, Vectors>(rows, begin, words);
       CHUNKATTN_UNROLLED
       for (int i = 0; i < Vectors; ++i) {
@@ -229,9 +229,9 @@ class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::s
     return dot_bytes<std::uint8_t, ValueByte, W>(sum, weight, value);
   }
 
-  template <class V, int Tokens, int Vectors>
+  template <int Tokens, int Vectors, class V>
   CHUNKATTN_INLINE static void move_logits(const float* queries, std::ptrdiff_t stride,
-                                           V (&sums)[Tokens][Vectors]) noexcept {
+                                           V (&sums)[extent<Tokens>][extent<Vectors>]) noexcept {
     constexpr int width = simd::native_width;
     CHUNKATTN_UNROLLED
     for (int v = 0; v < Vectors; ++v) {
@@ -242,9 +242,9 @@ class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::s
       for (int j = 0; j < Tokens; ++j) sums[j][v] = (sums[j][v] << 8) + offset;
     }
   }
-  template <class V, int Lines, int Vectors>
+  template <int Lines, int Vectors, class V>
   CHUNKATTN_INLINE static void move_values(const std::uint32_t* p,
-                                           V (&sums)[Lines][Vectors]) noexcept {
+                                           V (&sums)[extent<Lines>][extent<Vectors>]) noexcept {
     CHUNKATTN_UNROLLED
     for (int l = 0; l < Lines; ++l) {
       CHUNKATTN_UNROLLED

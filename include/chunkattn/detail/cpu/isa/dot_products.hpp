@@ -167,11 +167,11 @@ template <int Vectors, class Unit>
   Bits largest{};
   for (int t = 0; t < count; t += group) {
     operands.add_keys(std::min(t + 2 * group, count));
-    const char* rows[group / part];  // any, of groups beyond the last
+    const char* rows[extent<group / part>];  // any, of groups beyond the last
     CHUNKATTN_UNROLLED
     for (int i = 0; i < group / part; ++i)
       rows[i] = operands.keys[t + i * part < operands.num_keys ? t / part + i : t / part];
-    Sum sums[group][Vectors];
+    Sum sums[extent<group>][extent<Vectors>];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < group; ++j) {
       CHUNKATTN_UNROLLED
@@ -180,11 +180,11 @@ template <int Vectors, class Unit>
     const float* column = queries;
     for (int pass = 0; pass < Unit::passes; ++pass) {
       if constexpr (Unit::passes > 1)
-        if (pass > 0) Unit::move_logits(queries, stride, sums);
+        if (pass > 0) Unit::template move_logits<group, Vectors>(queries, stride, sums);
       for (int outer = 0; outer < Operands::key_words; outer += step) {
         cursor.advance(burst);
         for (int i = outer; i < outer + step; ++i, column += stride) {
-          Bits query[Vectors];
+          Bits query[extent<Vectors>];
           CHUNKATTN_UNROLLED
           for (int v = 0; v < Vectors; ++v) query[v] = load_words<width>(column + v * width);
           CHUNKATTN_UNROLLED
@@ -215,7 +215,7 @@ template <int Vectors, class Unit>
     }
   }
   ahead = cursor;
-  return any_of<width>((simd::Int<width>)(largest >= 0x7f800000u));
+  return any_of<width>(largest >= 0x7f800000u);
 }
 
 /// Columns of the outputs of a tile's lines, from `out` on and ValueDim apart: rescaled, += P·V
@@ -231,7 +231,7 @@ template <int Vectors, int Terms, class Unit>
   using Sum = typename Unit::template Sum<width>;
   PrefetchCursor cursor = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
-    Sum sums[lines_at_once][Vectors];
+    Sum sums[extent<lines_at_once>][extent<Vectors>];
     CHUNKATTN_UNROLLED
     for (int l = 0; l < lines_at_once; ++l) {
       CHUNKATTN_UNROLLED
@@ -239,12 +239,12 @@ template <int Vectors, int Terms, class Unit>
     }
     for (int pass = 0; pass < Unit::passes; ++pass) {
       if constexpr (Unit::passes > 1)
-        if (pass > 0) Unit::move_values(p + line, sums);
+        if (pass > 0) Unit::template move_values<lines_at_once, Vectors>(p + line, sums);
       const std::uint32_t* weights = p + pass * Unit::p_words + line;
       const std::uint32_t* values = v;
       for (int word = 0; word < words; ++word) {
         if (word % dot_value_step == 0) cursor.advance(burst);
-        Bits value[Vectors];
+        Bits value[extent<Vectors>];
         CHUNKATTN_UNROLLED
         for (int i = 0; i < Vectors; ++i) value[i] = load_words<width>(values + i * width);
         CHUNKATTN_UNROLLED

@@ -14,14 +14,11 @@ CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Makes the compiler compute these before what follows: left alone, it takes one chain of steps
 /// after the other.
-template <int N, class V>
+template <class V, std::size_t N>
 CHUNKATTN_INLINE void in_order([[maybe_unused]] V (&x)[N]) noexcept {
 #if defined(CHUNKATTN_PASS_AVX512)
   CHUNKATTN_UNROLLED
-  for (int i = 0; i < N; ++i) {
-    V& one = x[i];  // clang captures nothing that only assembler names
-    __asm__ volatile("" : "+v"(one));
-  }
+  for (V& one : x) __asm__ volatile("" : "+v"(one));
 #endif
 }
 
@@ -32,12 +29,12 @@ CHUNKATTN_INLINE void in_order([[maybe_unused]] V (&x)[N]) noexcept {
 /// step for all of them: each step waits for the one before, and a processor looks only so far
 /// ahead.
 template <int W, int N>
-CHUNKATTN_INLINE void dot_weights(simd::Float<W> (&x)[N]) noexcept {
+CHUNKATTN_INLINE void dot_weights(simd::Float<W> (&x)[extent<N>]) noexcept {
   using Vector = simd::Float<W>;
   const Vector lowest = simd::broadcast<W>(-87.3365f);  // 2^-126; what is less may become anything
   const Vector log2_e = simd::broadcast<W>(1.44269504f);
   const Vector magic = simd::broadcast<W>(0x1.8p23f + 127.0f);
-  Vector shifted[N], r[N], p[N];
+  Vector shifted[extent<N>], r[extent<N>], p[extent<N>];
   CHUNKATTN_UNROLLED
   for (int i = 0; i < N; ++i) shifted[i] = simd::fma(x[i], log2_e, magic);
 #if defined(__FAST_MATH__)
@@ -137,10 +134,10 @@ template <bool Masked, class T, class Rules>
   for_tokens<softmax_tokens<Masked>>(
       count, [&]<int Tokens>(int t, std::integral_constant<int, Tokens>) CHUNKATTN_LAMBDA {
         float* const at = logits + t * tile_lines;
-        Vector p[Tokens];
+        Vector p[extent<Tokens>];
         CHUNKATTN_UNROLLED
         for (int i = 0; i < Tokens; ++i) p[i] = simd::load<width>(at + i * tile_lines) - largest;
-        dot_weights<width>(p);
+        dot_weights<width, Tokens>(p);
         CHUNKATTN_UNROLLED
         for (int i = 0; i < Tokens; ++i) {
           total = total + p[i];
@@ -149,7 +146,7 @@ template <bool Masked, class T, class Rules>
             bits = simd::bits_as<Bits>(p[i] * simd::broadcast<width>(block.v_scale[t + i]));
           Bits mark{};
           if constexpr (Masked) {
-            const Bits is_hidden = (Bits)(simd::load<width>(at) <= hidden);
+            const Bits is_hidden = simd::bits_as<Bits>(simd::load<width>(at) <= hidden);
             bits &= ~is_hidden;
             mark = is_hidden & 0x80000000u;
           }

@@ -59,12 +59,14 @@ inline constexpr std::uint32_t byte_offsets = std::is_unsigned_v<Byte> ? 0x80808
 // each lane's two bfloat16, as this architecture adds them up (see software_dots.hpp); denormals
 // are zeros. One operand is the same word in all lanes: as simd::spread() gives it.
 
+using simd::bits_as;
+
 #if defined(CHUNKATTN_PASS_AVX2)  // has it: no model takes its place
 template <int W>
 CHUNKATTN_INLINE simd::Unsigned<W> dot_int16(simd::Unsigned<W> sum, simd::Unsigned<W> a,
                                              simd::Unsigned<W> b) noexcept {
   static_assert(W == 8);
-  return sum + (simd::Unsigned<W>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return sum + bits_as<simd::u32x8>(_mm256_madd_epi16(bits_as<__m256i>(a), bits_as<__m256i>(b)));
 }
 #endif
 
@@ -96,22 +98,25 @@ CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsign
                                              simd::Unsigned<W> b) noexcept {
   static_assert(std::is_unsigned_v<A> && std::is_signed_v<B>);
   if constexpr (W == 16)
-    return (simd::Unsigned<W>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+    return bits_as<simd::Unsigned<W>>(
+        _mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(a), bits_as<__m512i>(b)));
   else if constexpr (W == 8)
-    return (simd::Unsigned<W>)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+    return bits_as<simd::Unsigned<W>>(
+        _mm256_dpbusd_epi32(bits_as<__m256i>(sum), bits_as<__m256i>(a), bits_as<__m256i>(b)));
   else
-    return (simd::Unsigned<W>)_mm_dpbusd_epi32((__m128i)sum, (__m128i)a, (__m128i)b);
+    return bits_as<simd::Unsigned<W>>(
+        _mm_dpbusd_epi32(bits_as<__m128i>(sum), bits_as<__m128i>(a), bits_as<__m128i>(b)));
 }
 #if defined(CHUNKATTN_PASS_PAIRS)
 template <int W>
 CHUNKATTN_INLINE simd::Float<W> dot_pairs(simd::Float<W> sum, simd::Unsigned<W> a,
                                           simd::Unsigned<W> b) noexcept {
   if constexpr (W == 16)
-    return (simd::Float<W>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    return _mm512_dpbf16_ps(sum, bits_as<__m512bh>(a), bits_as<__m512bh>(b));
   else if constexpr (W == 8)
-    return (simd::Float<W>)_mm256_dpbf16_ps((__m256)sum, (__m256bh)a, (__m256bh)b);
+    return _mm256_dpbf16_ps(sum, bits_as<__m256bh>(a), bits_as<__m256bh>(b));
   else
-    return (simd::Float<W>)_mm_dpbf16_ps((__m128)sum, (__m128bh)a, (__m128bh)b);
+    return _mm_dpbf16_ps(sum, bits_as<__m128bh>(a), bits_as<__m128bh>(b));
 }
 #endif
 

@@ -46,8 +46,8 @@ CHUNKATTN_INLINE f32x4 widen_half_bits(u32x4 bits) {
   const u32x4 normal = magnitude + 0x38000000u;
   const u32x4 subnormal =
       bits_as<u32x4>(bits_as<f32x4>(magnitude + 0x38800000u) - bits_as<float>(0x38800000u));
-  const u32x4 is_subnormal = (u32x4)(exponent == 0u);
-  const u32x4 nonfinite = (u32x4)(exponent == 0x0f800000u) & 0x7f800000u;
+  const u32x4 is_subnormal = bits_as<u32x4>(exponent == 0u);
+  const u32x4 nonfinite = bits_as<u32x4>(exponent == 0x0f800000u) & 0x7f800000u;
   return bits_as<f32x4>((is_subnormal & subnormal) | (~is_subnormal & (normal | nonfinite)) | sign);
 }
 
@@ -81,7 +81,7 @@ template <class Lane, class Bits>
 CHUNKATTN_INLINE Bits as_half_bits(Bits bytes) {
   constexpr Lane sign = static_cast<Lane>(0x8000), nan = static_cast<Lane>(0xbf80);
   const Bits bits = (bytes << 7) & nan;
-  return bits | (Bits)((bits | sign) == nan);
+  return bits | ((bits | sign) == nan);
 }
 
 template <int W>
@@ -89,22 +89,22 @@ CHUNKATTN_INLINE Float<W> load_widened(const float8_e4m3* from) {
 #if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    const i16x16 bits = as_half_bits<std::int16_t>((i16x16)_mm256_cvtepi8_epi16(bytes));
-    return _mm512_maskz_cvtph_ps(0xffff, (__m256i)bits) * broadcast<W>(256.0f);
+    const i16x16 bits = as_half_bits<std::int16_t>(bits_as<i16x16>(_mm256_cvtepi8_epi16(bytes)));
+    return _mm512_maskz_cvtph_ps(0xffff, bits_as<__m256i>(bits)) * broadcast<W>(256.0f);
   }
 #endif
 #if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   if constexpr (W == 8) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-    const i16x8 bits = as_half_bits<std::int16_t>((i16x8)_mm_cvtepi8_epi16(bytes));
-    return _mm256_cvtph_ps((__m128i)bits) * broadcast<W>(256.0f);
+    const i16x8 bits = as_half_bits<std::int16_t>(bits_as<i16x8>(_mm_cvtepi8_epi16(bytes)));
+    return _mm256_cvtph_ps(bits_as<__m128i>(bits)) * broadcast<W>(256.0f);
   }
 #endif
   if constexpr (W == 4) {
     i8x4 bytes;
     __builtin_memcpy(&bytes, from, sizeof bytes);
     const i32x4 bits = as_half_bits<std::int32_t>(__builtin_convertvector(bytes, i32x4));
-    return widen_half_bits((u32x4)bits) * broadcast<W>(256.0f);
+    return widen_half_bits(bits_as<u32x4>(bits)) * broadcast<W>(256.0f);
   }
 }
 
@@ -167,7 +167,7 @@ CHUNKATTN_INLINE void store_narrowed(half* to, Float<W> value) {
 template <int W>
 CHUNKATTN_INLINE Float<W> rounded_to_bfloat16(Float<W> x) {
   const Unsigned<W> bits = bits_as<Unsigned<W>>(x);
-  const Unsigned<W> is_nan = (Unsigned<W>)((bits & 0x7fffffffu) > 0x7f800000u);
+  const Unsigned<W> is_nan = bits_as<Unsigned<W>>((bits & 0x7fffffffu) > 0x7f800000u);
   const Unsigned<W> rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   return bits_as<Float<W>>(((is_nan & (bits | 0x400000u)) | (~is_nan & rounded)) & 0xffff0000u);
 }

@@ -74,8 +74,7 @@ CHUNKATTN_INLINE simd::Float<W> tanh_lanes(simd::Float<W> x) {
   p = simd::fma(p, square, simd::broadcast<W>(2.0f / 15.0f));
   p = simd::fma(p, square, simd::broadcast<W>(-1.0f / 3.0f));
   const Real inner = simd::fma(p * square, size, size);
-  const Real result =
-      simd::select<W>((simd::Int<W>)(size < simd::broadcast<W>(0.3f)), inner, outer);
+  const Real result = simd::select<W>(size < simd::broadcast<W>(0.3f), inner, outer);
   return simd::bits_as<Real>(simd::bits_as<simd::Unsigned<W>>(result) | (bits & 0x80000000u));
 }
 
@@ -194,9 +193,9 @@ struct Evaluator {
   template <lanes::Comparison C, class V>
   CHUNKATTN_INLINE static Int compared(V a, V b) {
     using lanes::Comparison;
-    if constexpr (C == Comparison::less) return (Int)(a < b);
-    if constexpr (C == Comparison::less_equal) return (Int)(a <= b);
-    if constexpr (C == Comparison::equal) return (Int)(a == b);
+    if constexpr (C == Comparison::less) return a < b;
+    if constexpr (C == Comparison::less_equal) return a <= b;
+    if constexpr (C == Comparison::equal) return a == b;
   }
 
   template <class E>

@@ -122,10 +122,9 @@ class IntegerUnit {
     constexpr int width = simd::native_width;
     constexpr std::uint32_t bits = Bits, half = 1u << (23 - Bits);  // of the last bit
     const Words top = load_words<width>(top_ + line);
-    const Words regular = (Words)(top < 0x7f800000u);
-    some_unscaled_ = some_unscaled_ ||
-                     any_of<width>((simd::Int<width>)(~regular) &
-                                   (simd::Int<width>)(simd::iota<width>() < tile.count - line));
+    const Words regular = simd::bits_as<Words>(top < 0x7f800000u);
+    some_unscaled_ = some_unscaled_ || any_of<width>(simd::bits_as<simd::Int<width>>(~regular) &
+                                                     (simd::iota<width>() < tile.count - line));
     // The largest integer has all bits and rounds to no more; no scale is subnormal.
     Words exponent = regular & ((top + half) >> 23);
     exponent = exponent > bits ? exponent : Words{} + bits;

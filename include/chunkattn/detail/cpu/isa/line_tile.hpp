@@ -22,8 +22,7 @@ CHUNKATTN_INLINE int seen_tokens(const Block<T>& block, const State& state, int 
   for (int l = 0; l < count; l += width) {
     const Int ends = simd::load_int<width>(state.kv_len + begin + l) - block.position;
     const Int all = simd::broadcast_int<width>(block.count);
-    const Int sees =
-        (ends < all ? ends : all) & (Int)(ends > 0) & (Int)(simd::iota<width>() < count - l);
+    const Int sees = (ends < all ? ends : all) & (ends > 0) & (simd::iota<width>() < count - l);
     if (visible != nullptr) __builtin_memcpy(visible + l, &sees, sizeof sees);
     most = most > sees ? most : sees;
   }
@@ -38,7 +37,7 @@ struct LineTile {
 
   int begin;
   int count;
-  alignas(64) std::int32_t visible[Size] = {};
+  alignas(64) std::int32_t visible[extent<Size>] = {};
   int seen;
 
   template <class T, class State>

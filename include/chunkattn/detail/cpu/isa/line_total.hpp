@@ -103,7 +103,7 @@ struct LineTotal {
   template <int W>
   CHUNKATTN_INLINE static simd::Float<W> complete(simd::Float<W> sum, simd::Float<W> lost) {
     const auto exponent = simd::bits_as<simd::Unsigned<W>>(lost) & 0x7f800000u;
-    return simd::select<W>((simd::Int<W>)(exponent == 0x7f800000u), sum, sum + lost);
+    return simd::select<W>(exponent == 0x7f800000u, sum, sum + lost);
   }
   [[nodiscard]] simd::Float<width> lost_at(int i) const noexcept {
     return memory[Dim + 3] != 0.0f ? simd::load<width>(memory + lost_begin + i)

@@ -40,10 +40,10 @@ CHUNKATTN_INLINE bool is_pair_query(const X* query) noexcept {
   for (int i = 0; i < HeadDim; i += width) {
     const auto bits = simd::bits_as<Bits>(simd::load_widened<width>(query + i));
     const Bits size = bits & 0x7fffffffu;
-    const Bits is_nan = (Bits)(size > 0x7f800000u);
-    lost |= ~is_nan & ((bits & 0xffffu) | ((Bits)(size < 0x00800000u) & size));
+    const Bits is_nan = simd::bits_as<Bits>(size > 0x7f800000u);
+    lost |= ~is_nan & ((bits & 0xffffu) | (simd::bits_as<Bits>(size < 0x00800000u) & size));
   }
-  return !any_of<width>((simd::Int<width>)(lost != 0u));
+  return !any_of<width>(lost != 0u);
 }
 
 /// The queries of `lines` lines, which `row(line)` gives unscaled, once per task: q_transposed
@@ -52,7 +52,7 @@ template <int HeadDim, int ValueDim, class Row>
 void pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row& row) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   for (int first = 0; first < lines; first += simd::native_width) {
-    alignas(64) std::uint16_t elements[simd::native_width][HeadDim];
+    alignas(64) std::uint16_t elements[simd::native_width][extent<HeadDim>];
     for (int l = 0; l < simd::native_width; ++l) {
       const auto* const from = row(std::min(first + l, lines - 1));
       for (int i = 0; i < HeadDim; i += width)
@@ -69,8 +69,8 @@ void pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row
 /// Where the halves of words are infinite or NaN, as a mask of these halves.
 template <class Bits>
 CHUNKATTN_INLINE Bits nonfinite_halves(Bits words) noexcept {
-  const Bits low = (Bits)((words & 0x7f80u) == 0x7f80u) & 0xffffu;
-  return low | ((Bits)((words & 0x7f800000u) == 0x7f800000u) & 0xffff0000u);
+  const Bits low = simd::bits_as<Bits>((words & 0x7f80u) == 0x7f80u) & 0xffffu;
+  return low | (simd::bits_as<Bits>((words & 0x7f800000u) == 0x7f800000u) & 0xffff0000u);
 }
 
 /// Two rows of V as words from `to` on, `Slice` columns of which are `slice_words` apart. Returns
@@ -100,8 +100,8 @@ CHUNKATTN_INLINE bool interleave_rows(const bfloat16* even, const bfloat16* odd,
                                       std::integer_sequence<int, I...>) CHUNKATTN_LAMBDA {
       return Halves{static_cast<std::uint16_t>(first + I / 2 + I % 2 * 32)...};
     };
-    const auto lower = (__m512i)halves(0, std::make_integer_sequence<int, 32>());
-    const auto upper = (__m512i)halves(16, std::make_integer_sequence<int, 32>());
+    const auto lower = simd::bits_as<__m512i>(halves(0, std::make_integer_sequence<int, 32>()));
+    const auto upper = simd::bits_as<__m512i>(halves(16, std::make_integer_sequence<int, 32>()));
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     __mmask32 nonfinite = 0;
     for (int i = 0; i < ValueDim; i += 32, to += slice_words) {
@@ -123,7 +123,7 @@ CHUNKATTN_INLINE bool interleave_rows(const bfloat16* even, const bfloat16* odd,
     nonfinite |= nonfinite_halves(words);
     __builtin_memcpy(to + i / Slice * slice_words + i % Slice, &words, sizeof words);
   }
-  return any_of<width>((simd::Int<width>)nonfinite);
+  return any_of<width>(simd::bits_as<simd::Int<width>>(nonfinite));
 }
 
 /// The first `seen` rows of V, two tokens to a word, with a row of zeros after an odd number of

@@ -19,7 +19,7 @@ inline constexpr float hidden_logit = -3.0e38f;
 /// Where p is the probability of a hidden key.
 template <int W>
 CHUNKATTN_INLINE simd::Int<W> is_hidden(simd::Float<W> p) noexcept {
-  return (simd::Int<W>)(simd::bits_as<simd::Unsigned<W>>(p) == 0x80000000u);
+  return simd::bits_as<simd::Unsigned<W>>(p) == 0x80000000u;
 }
 CHUNKATTN_INLINE bool is_hidden(float p) noexcept {
   return simd::bits_as<std::uint32_t>(p) == 0x80000000u;
@@ -27,17 +27,17 @@ CHUNKATTN_INLINE bool is_hidden(float p) noexcept {
 /// The probability p of logits that may be hidden.
 template <int W>
 CHUNKATTN_INLINE simd::Float<W> marked(simd::Float<W> p, simd::Float<W> logit) noexcept {
-  return simd::select<W>((simd::Int<W>)(logit <= simd::broadcast<W>(hidden_logit)),
-                         simd::broadcast<W>(-0.0f), p);
+  return simd::select<W>(logit <= simd::broadcast<W>(hidden_logit), simd::broadcast<W>(-0.0f), p);
 }
 /// Whether any lane of a condition is set.
 template <int W>
-CHUNKATTN_INLINE bool any_of(simd::Int<W> condition) noexcept {
+CHUNKATTN_INLINE bool any_of(simd::Int<W> x) noexcept {
 #if defined(CHUNKATTN_PASS_AVX512)
-  if constexpr (W == 16) return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition) != 0;
+  if constexpr (W == 16)
+    return _mm512_test_epi32_mask(simd::bits_as<__m512i>(x), simd::bits_as<__m512i>(x)) != 0;
 #endif
   std::int32_t any = 0;
-  for (int i = 0; i < W; ++i) any |= condition[i];
+  for (int i = 0; i < W; ++i) any |= x[i];
   return any != 0;
 }
 
@@ -138,7 +138,7 @@ using SomeHidden = std::conditional_t<Rules::hide, bool*, NoTerm>;
 /// Where x is infinite or NaN.
 template <int W>
 CHUNKATTN_INLINE simd::Int<W> is_nonfinite(simd::Float<W> x) noexcept {
-  return (simd::Int<W>)((simd::bits_as<simd::Unsigned<W>>(x) & 0x7f800000u) == 0x7f800000u);
+  return (simd::bits_as<simd::Unsigned<W>>(x) & 0x7f800000u) == 0x7f800000u;
 }
 CHUNKATTN_INLINE bool is_finite(float x) noexcept {
   return (simd::bits_as<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
@@ -146,7 +146,7 @@ CHUNKATTN_INLINE bool is_finite(float x) noexcept {
 
 /// A row of zeros.
 template <int ValueDim, class T>
-alignas(64) inline constexpr T zero_row[ValueDim] = {};
+alignas(64) inline constexpr T zero_row[extent<ValueDim>] = {};
 
 /// The rows of V that hold infinities or NaN and that some line does not see: a product would make
 /// NaN of 0 times these. While this object is there zeros stand in for them in the block; they are

@@ -8,6 +8,12 @@
 #include "pass.hpp"
 
 CHUNKATTN_PASS_BEGIN(VECTORS)
+
+/// N as the bound of an array: of an int that depends on a template, g++ 12 says that it may change
+/// its sign (-Wsign-conversion).
+template <int N>
+inline constexpr std::size_t extent = N;
+
 namespace simd {
 
 typedef float f32x4 __attribute__((vector_size(16)));
@@ -209,16 +215,15 @@ CHUNKATTN_INLINE Float<W> pick_halves(Float<W> a, Float<W> b, std::integer_seque
 }
 
 /// Sums of W vectors over their lanes, as one vector: lane j is the sum of rows[j].
-template <int W, int B = W, int N>
-CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[N]) {
-  static_assert(N == B);
+template <int W, int B = W>
+CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[extent<B>]) {
   if constexpr (B == 1) {
     return rows[0];
   } else {
-    Float<W> next[N / 2];
+    Float<W> next[extent<B / 2>];
     constexpr auto lanes = std::make_integer_sequence<int, W>{};
     CHUNKATTN_UNROLLED
-    for (int i = 0; i < N / 2; ++i)
+    for (int i = 0; i < B / 2; ++i)
       next[i] = pick_halves<W, false, B>(rows[2 * i], rows[2 * i + 1], lanes) +
                 pick_halves<W, true, B>(rows[2 * i], rows[2 * i + 1], lanes);
     return sum_lanes<W, B / 2>(next);
@@ -238,7 +243,7 @@ CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence
 
 /// Transposes W vectors of W lanes: by blocks of half the size, then their halves, and so on.
 template <int W, int Half = W / 2>
-CHUNKATTN_INLINE void transpose(Float<W> (&rows)[W]) {
+CHUNKATTN_INLINE void transpose(Float<W> (&rows)[extent<W>]) {
   CHUNKATTN_UNROLLED
   for (int pair = 0; pair < W / 2; ++pair) {
     const int i = pair / Half * 2 * Half + pair % Half;
@@ -277,7 +282,7 @@ CHUNKATTN_INLINE float reduce_sum(Float<W> value) {
 }
 /// The sum of N vectors, added as reduce_sum adds the N lanes of one. Spoils `parts`.
 template <int N, class V>
-CHUNKATTN_INLINE V sum_as_lanes(V (&parts)[N]) {
+CHUNKATTN_INLINE V sum_as_lanes(V (&parts)[extent<N>]) {
   for (int half = N / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) parts[i] = parts[i] + parts[i + half];
   return parts[0];
@@ -307,7 +312,7 @@ CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Float<W> scale, Float<W> x, 
   if constexpr (W == 16)
     return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ), p, scale);
 #endif
-  return select<W>((Int<W>)(x < lowest), zero<W>(), p * scale);
+  return select<W>(x < lowest, zero<W>(), p * scale);
 }
 
 /// e^x for x <= 0, within about one unit in the last place; 0 where the result would be subnormal

@@ -49,8 +49,8 @@ CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, const MatrixTile& ti
     tile_softmax<matrix_lines>(block, tile.seen, full, tile.visible + l, logits + l,
                                state.max + line, state.sum + line, state.rescale + l,
                                rules.from(line));
-    rescaled = rescaled || any_of<width>((simd::Int<width>)(simd::load<width>(state.rescale + l) !=
-                                                            simd::broadcast<width>(1.0f)));
+    rescaled = rescaled ||
+               any_of<width>(simd::load<width>(state.rescale + l) != simd::broadcast<width>(1.0f));
   }
   for (int l = 0; rescaled && l < tile.count; ++l) {
     if (state.rescale[l] == 1.0f) continue;
