@@ -74,7 +74,7 @@ concept KvElement = QoElement<T> || has_row_scales<T>;
 
 /// Exact: every half is a float. NaN payloads are kept.
 CHUNKATTN_HD constexpr float to_float(half value) noexcept {
-  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
+  const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;
   std::uint32_t fraction = value.bits & 0x3ffu;
   if (exponent == 0x1fu) return detail::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
@@ -101,7 +101,7 @@ CHUNKATTN_HD constexpr float to_float(float value) noexcept {
 
 /// Exact: every float8_e4m3 is a half, too.
 CHUNKATTN_HD constexpr float to_float(float8_e4m3 value) noexcept {
-  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x80u) << 24;
+  const std::uint32_t sign = (value.bits & 0x80u) << 24;
   const std::uint32_t magnitude = value.bits & 0x7fu;
   if (magnitude == 0x7fu) return detail::bit_cast<float>(sign | 0x7fc00000u);
   if (magnitude >= 8) return detail::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000u));

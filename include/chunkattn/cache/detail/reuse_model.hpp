@@ -180,8 +180,8 @@ class ReuseModel {
   static std::size_t index_of(std::uint8_t group, std::uint32_t age) noexcept {
     std::size_t bucket = 0;
     if (age >= 2) {
-      const auto octave = static_cast<std::uint32_t>(std::bit_width(age)) - 1;
-      bucket = std::size_t{2 * octave} + (age >> (octave - 1) & 1);
+      const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
+      bucket = 2 * octave + (age >> (octave - 1) & 1);
     }
     return group * num_ages + std::min(bucket, num_ages - 1);
   }

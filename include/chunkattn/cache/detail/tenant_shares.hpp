@@ -62,7 +62,7 @@ class TenantShares {
   /// \param is_used  [size()], of a tenant with any
   void forget_unused(const Array<char>& is_used) {
     std::size_t num_free = 0;
-    for (std::size_t i = 1; i < size(); ++i) num_free += is_used[i] ? 0 : 1;
+    for (std::size_t i = 1; i < size(); ++i) num_free += !is_used[i];
     // So that the next time comes after as many new tenants as there are now.
     if (2 * num_free < size()) tenants_.reserve(2 * size());
     over_.erase_if([&](std::int32_t i) { return !is_used[to_size(i)]; });
@@ -112,7 +112,7 @@ class TenantShares {
   /// For tests: whether each stands where it is looked for.
   [[nodiscard]] bool is_ordered() const noexcept {
     std::size_t with_any = 0;
-    for (std::size_t i = 1; i < tenants_.size(); ++i) with_any += tenants_[i].tokens > 0 ? 1 : 0;
+    for (std::size_t i = 1; i < tenants_.size(); ++i) with_any += tenants_[i].tokens > 0;
     for (std::size_t at = 0; at < heap_.size(); ++at)
       if (const Tenant& t = tenants_[to_size(heap_[at].tenant)];
           t.at != static_cast<std::int32_t>(at) || t.tokens != heap_[at].tokens ||
@@ -163,7 +163,7 @@ class TenantShares {
   };
 
   [[nodiscard]] std::size_t home(std::uint64_t tenant) const noexcept {
-    return static_cast<std::size_t>((tenant * 0x9e3779b97f4a7c15u) >> 32) & (table_.size() - 1);
+    return ((tenant * 0x9e3779b97f4a7c15u) >> 32) & (table_.size() - 1);
   }
   [[nodiscard]] std::int32_t find(std::uint64_t tenant) const noexcept {
     if (table_.empty()) return -1;

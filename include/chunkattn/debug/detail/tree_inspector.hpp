@@ -144,16 +144,15 @@ class TreeInspector {
              "only the last node in a chunk owns what is after it", index);
       expect(counted[s].active == chunks_[index].active, "active nodes per chunk", index);
       expect(counted[s].pinned == chunks_[index].pinned, "pinned nodes per chunk", index);
-      pinned += counted[s].pinned > 0 ? 1 : 0;
-      used += counted[s].nodes > 0 ? 1 : 0;
-      cached += counted[s].nodes > 0 && counted[s].active == 0 ? 1 : 0;
+      pinned += counted[s].pinned > 0;
+      used += counted[s].nodes > 0;
+      cached += counted[s].nodes > 0 && counted[s].active == 0;
     }
     expect_equal(used, stats_.used_chunks, "used chunks");
     expect_equal(cached, stats_.retained_chunks, "retained chunks");
     expect_equal(pinned, chunks_.num_pinned(), "pinned chunks");
     if (chunks_.allocator().capacity() < max_pool_chunks)
-      expect_equal(used + static_cast<std::size_t>(chunks_.allocator().available()),
-                   static_cast<std::size_t>(chunks_.allocator().capacity()),
+      expect_equal(used + chunks_.allocator().available(), chunks_.allocator().capacity(),
                    "used and free chunks add up to the budget");
   }
 

@@ -87,7 +87,7 @@ template <class A, class B>
                    static_cast<double>(without_denormals(y)));
   };
   const double both = added(product(a << 16, b << 16), product(a & 0xffff0000u, b & 0xffff0000u));
-  const double before = without_denormals(detail::bit_cast<std::uint32_t>(sum));
+  const auto before = static_cast<double>(without_denormals(detail::bit_cast<std::uint32_t>(sum)));
   const double after = added(before, both);
   return after == after ? static_cast<float>(after) : detail::bit_cast<float>(0x7fc00000u);
 }

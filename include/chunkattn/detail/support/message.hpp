@@ -24,6 +24,7 @@ class MessagePart {
   MessagePart(unsigned number) : MessagePart(static_cast<unsigned long long>(number)) {}
   MessagePart(unsigned long number) : MessagePart(static_cast<unsigned long long>(number)) {}
   MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
+  MessagePart(float number) : MessagePart(static_cast<double>(number)) {}
   MessagePart(double number) : kind_(Kind::real), real_(number) {}
 
   void append_to(std::string& message) const;

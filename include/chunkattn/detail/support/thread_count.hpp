@@ -106,7 +106,7 @@ CHUNKATTN_COLD inline std::string read_file(const std::string& path) {
 /// CPUs that the calling thread may run on, at least 1.
 CHUNKATTN_COLD inline int usable_cpus() {
 #if defined(__linux__) && defined(CPU_ALLOC)
-  for (int cpus = 1024; cpus <= 1 << 20; cpus *= 2) {  // too small a set is refused
+  for (std::size_t cpus = 1024; cpus <= 1 << 20; cpus *= 2) {  // too small a set is refused
     cpu_set_t* const set = CPU_ALLOC(cpus);
     if (set == nullptr) break;
     const std::size_t size = CPU_ALLOC_SIZE(cpus);

@@ -163,7 +163,7 @@ class ChunkTable {
     std::size_t count = 0;  // of those that this makes used, or unused
     for (ChunkIndex s = first;; s = records[to_size(s)].next) {
       std::int32_t& users = records[to_size(s)].active;
-      count += active ? (users++ == 0 ? 1 : 0) : (--users == 0 ? 1 : 0);
+      count += active ? users++ == 0 : --users == 0;
       if (s == last) break;
     }
     if (active)

@@ -179,7 +179,7 @@ class Retention {
     }
     // Afterwards an unlimited pool grows again only as live sequences need it.
     live_peak_ = std::min(live_peak_, std::max(chunks, stats_.used_chunks));
-    return static_cast<std::size_t>(stats_.evicted_chunks - before);
+    return stats_.evicted_chunks - before;
   }
 
   /// Evicts what was unused for the policy's ttl. Returns its tokens.
@@ -195,7 +195,7 @@ class Retention {
           again = true;
         }
     time_ = now;
-    return static_cast<std::size_t>(stats_.evicted_tokens - before);
+    return stats_.evicted_tokens - before;
   }
 
   // ---- pins ----------------------------------------------------------------------------------

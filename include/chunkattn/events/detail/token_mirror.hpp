@@ -223,7 +223,7 @@ class TokenMirror {
     hash = mix(hash + (space.is_public ? 2 : 1), space.adapter);
     for (const Token& token : tokens.first(to_size(unit_)))
       hash = mix(hash, std::hash<Token>{}(token));
-    return static_cast<std::size_t>(hash ^ (hash >> 32));
+    return hash ^ (hash >> 32);
   }
   [[nodiscard]] static std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
     hash = (hash + 1) * 0x9e3779b97f4a7c15u ^ value;

@@ -27,7 +27,7 @@ class TierHash {
     }
     std::uint64_t rest = 0;
     if (at < bytes.size()) std::memcpy(&rest, bytes.data() + at, bytes.size() - at);
-    add(rest ^ (static_cast<std::uint64_t>(bytes.size()) << 56));
+    add(rest ^ (std::uint64_t{bytes.size()} << 56));
     length_ += bytes.size();
   }
   [[nodiscard]] TierStore::Key key() const noexcept {
@@ -60,7 +60,7 @@ class TierHash {
 
 struct TierKeyHash {
   std::size_t operator()(const TierStore::Key& key) const noexcept {
-    return static_cast<std::size_t>(key.high ^ (key.low >> 7));
+    return key.high ^ (key.low >> 7);
   }
 };
 

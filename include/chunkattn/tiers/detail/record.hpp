@@ -175,7 +175,7 @@ class TierBytes {
     put(std::as_bytes(std::span(&value, 1)));
   }
   void put(std::string_view text) {
-    put(static_cast<std::uint64_t>(text.size()));
+    put(std::uint64_t{text.size()});
     put(std::as_bytes(std::span(text)));
   }
   void put(std::span<const std::byte> more) { bytes.insert(bytes.end(), more.begin(), more.end()); }
