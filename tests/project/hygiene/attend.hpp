@@ -94,15 +94,16 @@ struct Attend {
         for (std::size_t p = 0; p < n; ++p) {
           double dot = 0;
           for (int i = 0; i < head_dim; ++i)
-            dot +=
-                2.0 * value(3, 1000, n - 1, h, i) * value(1, sequences[s].token(p), p, kv_head, i);
+            dot += 2.0 * static_cast<double>(value(3, 1000, n - 1, h, i)) *
+                   static_cast<double>(value(1, sequences[s].token(p), p, kv_head, i));
           weight[p] = std::exp(dot / std::sqrt(double{head_dim}));
           sum += weight[p];
         }
         for (int i = 0; i < head_dim; ++i) {
           double expected = 0;
           for (std::size_t p = 0; p < n; ++p)
-            expected += weight[p] / sum * value(2, sequences[s].token(p), p, kv_head, i);
+            expected += weight[p] / sum *
+                        static_cast<double>(value(2, sequences[s].token(p), p, kv_head, i));
           const auto index = (s * num_qo_heads + static_cast<std::size_t>(h)) * head_dim +
                              static_cast<std::size_t>(i);
           const double difference = std::fabs(expected - static_cast<double>(out[index]));

@@ -9,6 +9,8 @@ here=$root/tests/project/hygiene
 cxx=${CXX:-c++}
 jobs=$(nproc 2>/dev/null || echo 2)
 warnings="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
+# A user's: g++ has -Wuseless-cast, and clang does not mind.
+strict="$warnings -Wold-style-cast -Wsign-conversion -Wdouble-promotion -Wuseless-cast -Wno-unknown-warning-option"
 rm -rf "$work"
 mkdir -p "$work"
 cd "$root"
@@ -36,7 +38,7 @@ headers_with() {  # headers_with "compiler and options" [find's options]
   done >"$work/units"
   [ -s "$work/units" ] || fail "no headers found"
   # shellcheck disable=SC2086
-  xargs -P "$jobs" -I{} sh -c "$command -std=c++20 -fsyntax-only $warnings -I include {} || { echo 'FAILED: {}'; exit 255; }" \
+  xargs -P "$jobs" -I{} sh -c "$command -std=c++20 -fsyntax-only $strict -I include {} || { echo 'FAILED: {}'; exit 255; }" \
     <"$work/units"
   echo "$(wc -l <"$work/units") headers stand alone with $command"
 }
@@ -46,7 +48,7 @@ smoke() {
   local compiler=$1
   shift
   # shellcheck disable=SC2086
-  "$compiler" -std=c++20 $warnings -I include "$here/smoke.cpp" -o "$work/smoke" -pthread "$@" ||
+  "$compiler" -std=c++20 $strict -I include "$here/smoke.cpp" -o "$work/smoke" -pthread "$@" ||
     fail "$compiler $*"
   "$work/smoke" || fail "wrong result with $compiler $*"
   echo "passed: $compiler $*"
@@ -191,9 +193,9 @@ END
         continue
       fi
       # shellcheck disable=SC2086
-      "$name" -std=c++20 -fsyntax-only $warnings -I include "$work/first.cpp" || fail "$name"
+      "$name" -std=c++20 -fsyntax-only $strict -I include "$work/first.cpp" || fail "$name"
       # shellcheck disable=SC2086
-      "$name" -std=c++20 -fsyntax-only $warnings -I include "$work/quick_start.cpp" || fail "$name"
+      "$name" -std=c++20 -fsyntax-only $strict -I include "$work/quick_start.cpp" || fail "$name"
       echo "both programs compile with $name"
     done
     ;;
@@ -364,14 +366,14 @@ END
   quick_start)
     "$root/tools/quick_start.sh" README.md first >"$work/first.cpp"
     # shellcheck disable=SC2086
-    "$cxx" -std=c++20 -O1 $warnings -I include "$work/first.cpp" -o "$work/first" -pthread
+    "$cxx" -std=c++20 -O1 $strict -I include "$work/first.cpp" -o "$work/first" -pthread
     "$work/first" >"$work/printed" || fail "README's first program does not run"
     grep -qxFf "$work/printed" README.md || fail "README's first program prints what the README does not show"
     "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
     lines=$(wc -l <"$work/quick_start.cpp")
     [ "$lines" -le 40 ] || fail "README's quick start has $lines lines, at most 40 are allowed"
     # shellcheck disable=SC2086
-    "$cxx" -std=c++20 -O2 $warnings -I include "$work/quick_start.cpp" -o "$work/quick_start" -pthread
+    "$cxx" -std=c++20 -O2 $strict -I include "$work/quick_start.cpp" -o "$work/quick_start" -pthread
     "$work/quick_start" >"$work/printed" || fail "README's quick start does not run"
     awk '/It prints$/ { marked = 1 } marked && /^```/ { if (inside) exit; inside = 1; next } inside' \
       README.md >"$work/shown"
@@ -391,7 +393,7 @@ END
     cp "$work/first.hpp" "$work/single/chunkattn/chunkattn.hpp"
     "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
     # shellcheck disable=SC2086
-    "$cxx" -std=c++20 -O0 $warnings -I "$work/single" "$work/quick_start.cpp" -o "$work/quick_start" -pthread
+    "$cxx" -std=c++20 -O0 $strict -I "$work/single" "$work/quick_start.cpp" -o "$work/quick_start" -pthread
     "$work/quick_start" || fail "the quick start does not run from the single header"
     echo "single header: $(wc -l <"$work/first.hpp") lines, reproducible, the quick start runs from it"
     ;;
