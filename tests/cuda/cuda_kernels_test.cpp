@@ -527,6 +527,28 @@ TEST_CASE("a NaN reaches every line that sees it, and no other") {
   check_nans<half, HeadDims{64, 16}>(16);
 }
 
+// Where a tile has no K/V row, copies have an address in q, of which nothing may be read.
+TEST_CASE("a NaN in the first row of q stays in that row") {
+  test::Random random(18);
+  const test::RandomPlan plan = test::make_level_plan({1, 3}, {70, 5});
+  test::AttentionCase<half, half> problem(random, plan, 16, 1, 2);
+  const auto run = [&](int stages) {
+    shuffle_turns(random);
+    return simt::attention_step<half, 16>(problem.kv.view, plan.view(),
+                                          std::span<const half>(problem.q), simt::eager_model(),
+                                          stages);
+  };
+  const auto clean = run(2);
+  for (std::size_t i = 0; i < 2 * 16; ++i) problem.q[i] = test::some_nan<half>(random);
+  for (int stages = 2; stages <= 4; ++stages) {
+    const auto got = run(stages);
+    for (std::size_t i = 0; i < got.out.size(); ++i) {
+      const float x = chunkattn::to_float(got.out[i]);
+      CHECK((i < 2 * 16 ? std::isnan(x) : x == chunkattn::to_float(clean.out[i])));
+    }
+  }
+}
+
 namespace {
 
 // A prefix in `pieces` partial results, merged by tasks of one row or of a few: `group` of each of
