@@ -79,8 +79,9 @@ struct RowResult {
   SoftmaxTotal total;
   ExactSum o[4];  ///< weighted values, not normalised
 
-  /// Adds a part with the weighted values `v`, which count for nothing where it is empty.
-  CHUNKATTN_DEVICE void add(SoftmaxState part, const Float4& v) {
+  /// Adds a part with the weighted values `v`, which count for nothing where it is empty. (By
+  /// value: out of shared memory by one load. One for each element would meet in banks.)
+  CHUNKATTN_DEVICE void add(SoftmaxState part, Float4 v) {
     if (part.empty()) return;
     const MergedState merged = total.add(part);
     for (int j = 0; j < 4; ++j) o[j].add(merged.weight_a, v.v[j], merged.weight_b);
