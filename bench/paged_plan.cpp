@@ -85,18 +85,19 @@ void grow(benchmark::State& state) {
 }
 
 /// One layer of 32 sequences that decode, 32 query and 8 KV heads of 128, bfloat16, one thread.
-/// Without sharing: the first page passes for the freed one, from which on nothing is shared.
+/// Without sharing: each has a first page of its own, behind which nothing is shared.
 void attend(benchmark::State& state) {
   using namespace chunkattn;
   constexpr int batch = 32, num_heads = 32, num_kv_heads = 8, dim = 128, own = 64;
   const auto page_size = static_cast<int>(state.range(0));
   const auto shared = static_cast<int>(state.range(1));
   const int shared_pages = shared / page_size, own_pages = (own + page_size - 1) / page_size;
-  const int num_pages = 1 + shared_pages + batch * own_pages;
+  const bool sharing = state.range(2) != 0;
+  const int num_pages = shared_pages + batch * (own_pages + 1);
   std::vector<std::int32_t> table, seq_lens(batch, shared + own), query_start_loc(batch + 1);
   std::iota(query_start_loc.begin(), query_start_loc.end(), 0);
-  for (int s = 0, next = 1 + shared_pages; s < batch; ++s) {
-    for (int p = 0; p < shared_pages; ++p) table.push_back(1 + p);
+  for (int s = 0, next = shared_pages; s < batch; ++s) {
+    for (int p = 0; p < shared_pages; ++p) table.push_back(p == 0 && !sharing ? next++ : p);
     for (int p = 0; p < own_pages; ++p) table.push_back(next++);
   }
   const auto elements = static_cast<std::size_t>(num_pages) * num_kv_heads *
@@ -107,8 +108,7 @@ void attend(benchmark::State& state) {
   for (auto* values : {&k, &v, &q})
     for (bfloat16& value : *values) value = from_float<bfloat16>(normal(random));
   const auto layer = make_kv_view(k.data(), v.data(), {num_pages, num_kv_heads, page_size, dim});
-  PagedPlan plan(
-      {.page_size = page_size, .num_pages = num_pages, .null_page = state.range(2) != 0 ? 0 : 1});
+  PagedPlan plan({.page_size = page_size, .num_pages = num_pages});
   const LiveView view =
       plan.build(PageTables{table, shared_pages + own_pages, seq_lens, query_start_loc});
   ChunkAttention<Cpu, dim> attention(1);

@@ -222,6 +222,26 @@ TEST_CASE("three sequences, written out") {
   CHECK(plan.geometry().num_pages == 10);
 }
 
+TEST_CASE("sequences that have freed equally many pages share those behind them") {
+  // Pages of 4, of which 0 stands for those that are free: the third has freed one less.
+  const Tables tables{{0, 0, 7, 8,  //
+                       0, 0, 7, 9,  //
+                       0, 6, 7, 5},
+                      {13, 14, 15},
+                      {0, 1, 2, 3},
+                      4,
+                      {}};
+  PagedPlan plan({.page_size = 4, .num_pages = 10, .null_page = 0});
+  const LiveView view = plan.build(tables.view());
+  REQUIRE(view.num_segments == 5);
+  CHECK(view.segments[0].num_sequences == 3);
+  CHECK(view.segments[0].length == 4);
+  int two = 0;
+  while (view.segments[two].num_sequences != 2) ++two;
+  CHECK(view.segments[two].length == 8);
+  CHECK(view.pieces[view.segments[two].piece_begin + 1].chunk == 7);
+}
+
 TEST_CASE("10,000 random tables: each row reads its own pages, and common ones are shared") {
   test::Random random(71);
   test::PageBatches batches(random, {});

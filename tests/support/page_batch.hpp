@@ -50,7 +50,7 @@ struct PageBatch {
   [[nodiscard]] int common_pages(const Sequence& a, const Sequence& b) const {
     std::size_t p = 0;
     while (static_cast<int>(p + 1) * geometry.page_size <= std::min(a.seq_len, b.seq_len) &&
-           a.pages[p] == b.pages[p] && a.pages[p] != geometry.null_page)
+           a.pages[p] == b.pages[p])
       ++p;
     return static_cast<int>(p);
   }

@@ -103,7 +103,7 @@ CHUNKATTN_C_API const char* chunkattn_describe(const chunkattn_attention* attent
 /** A plan for pages of `page_size` tokens with ids from 0 to num_pages - 1.
  *
  *  @param null_page  the id that stands for pages that were freed, as behind a window, and which
- *                    never counts as shared; or -1: there is none */
+ *                    nothing is written to; or -1: there is none */
 CHUNKATTN_C_API chunkattn_plan* chunkattn_plan_create(int32_t page_size, int32_t num_pages,
                                                       int32_t null_page);
 CHUNKATTN_C_API void chunkattn_plan_destroy(chunkattn_plan* plan);

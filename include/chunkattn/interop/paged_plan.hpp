@@ -18,8 +18,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// Makes the plan of a step from an engine's page tables: what ChunkAttention::write() and run()
 /// take, for K/V in the engine's own pages. Equal ids say equal K/V: the leading pages that
 /// sequences have in common, and that are full in each of them, are read once for all of these.
-/// Freed pages (PageGeometry::null_page), and what comes behind one, are never shared; they are in
-/// the plan, so attention must hide them: SlidingWindow.
+/// Freed pages (PageGeometry::null_page) are in the plan, so attention must hide them:
+/// SlidingWindow. What is behind them is shared by sequences that have freed equally many.
 ///
 /// Rows are in the order of query tokens. A sequence without query tokens has no part in the plan;
 /// query tokens of a sequence of 0 tokens are padding: they see nothing, their outputs are 0.

@@ -2,8 +2,8 @@
 // common becomes shared segments.
 //
 // A page is shared by sequences that have it, and the same pages before it, if it is full in each
-// of them; from the first freed page (the null page) on, nothing is. So sequences form a forest. It
-// is found group by group. The rows of a group agree in their next page; each is compared with the
+// of them; a freed page (the null page) is a page as any other. So sequences form a forest. It is
+// found group by group. The rows of a group agree in their next page; each is compared with the
 // first of them, the leader. Sorted by how much they have in common with it, those that go on with
 // the leader come first at every depth, and those that part from it at one depth are grouped anew
 // by their next page. So each shared page is read once for each sequence.
@@ -152,8 +152,7 @@ class PageForest {
   void split(const Group& group) {
     for (std::int32_t i = group.begin; i < group.end; ++i) {
       const std::size_t s = sequence_at(i);
-      const bool may_share =
-          rows_[s].full_pages > group.depth && rows_[s].pages[group.depth] != geometry_.null_page;
+      const bool may_share = rows_[s].full_pages > group.depth;
       order_[to_size(i)] = entry_of(
           may_share ? static_cast<std::uint32_t>(rows_[s].pages[group.depth]) : no_page, s);
     }
@@ -173,22 +172,12 @@ class PageForest {
   void share(const Group& group) {
     const std::size_t leader = sequence_at(group.begin);
     const PageRow& first = rows_[leader];
-    std::int32_t longest = 0;
     for (std::int32_t i = group.begin + 1; i < group.end; ++i) {
       const PageRow& row = rows_[sequence_at(i)];
       const std::int32_t common =
           group.depth + equal_pages(first.pages + group.depth, row.pages + group.depth,
                                     std::min(first.full_pages, row.full_pages) - group.depth);
       order_[to_size(i)] = entry_of(~static_cast<std::uint32_t>(common), sequence_at(i));
-      longest = std::max(longest, common);
-    }
-    if (geometry_.null_page >= 0) {
-      const std::int32_t limit =
-          group.depth +
-          find_equal(first.pages + group.depth, longest - group.depth, geometry_.null_page);
-      for (std::int32_t i = group.begin + 1; limit < longest && i < group.end; ++i)
-        order_[to_size(i)] =
-            entry_of(~static_cast<std::uint32_t>(std::min(common_at(i), limit)), sequence_at(i));
     }
     sort(group.begin + 1, group.end);
     Group left = group;

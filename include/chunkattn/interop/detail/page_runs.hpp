@@ -51,15 +51,6 @@ inline std::int32_t find_outside(const std::int32_t* ids, std::int32_t count,
   });
 }
 
-/// Index of the first id that equals `page`, or `count`.
-inline std::int32_t find_equal(const std::int32_t* ids, std::int32_t count,
-                               std::int32_t page) noexcept {
-  return find_page(ids, count, sign_bit, [page](std::uint32_t id, std::uint32_t) {
-    const std::uint32_t difference = id ^ static_cast<std::uint32_t>(page);
-    return (difference - 1) & ~difference;  // negative if 0
-  });
-}
-
 /// How many leading ids are each one more than the one before; count > 0.
 CHUNKATTN_INLINE std::int32_t consecutive_pages(const std::int32_t* ids,
                                                 std::int32_t count) noexcept {
