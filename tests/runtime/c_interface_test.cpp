@@ -202,6 +202,17 @@ void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t 
   }
 }
 
+TEST_CASE("freed pages are neither read nor shared, what is behind them is") {
+  const std::vector<std::int32_t> table{0, 1, 2, 0, 1, 3}, seq_lens{9, 9}, starts{0, 1, 2};
+  const chunkattn_tables tables{table.data(), 3, seq_lens.data(), starts.data(), 2};
+  const Plan plan = make_plan(4, 4, 0);
+  REQUIRE(chunkattn_plan_build(plan.get(), &tables) == 0);
+  chunkattn_sharing sharing{};
+  REQUIRE(chunkattn_plan_sharing(plan.get(), &sharing) == 0);
+  CHECK(sharing.pages_read == 3);
+  CHECK(sharing.pages_alone == 4);
+}
+
 TEST_CASE("the C interface computes the bits of the C++ front") {
   check_against_cpp<16, 16, float, float>(1, CHUNKATTN_FLOAT32, CHUNKATTN_FLOAT32);
   check_against_cpp<16, 24, half, float>(2, CHUNKATTN_FLOAT16, CHUNKATTN_FLOAT32);

@@ -77,7 +77,7 @@ typedef struct chunkattn_layer {
   int64_t v_strides[3]; /**< likewise */
 } chunkattn_layer;
 
-/** What a plan saves. */
+/** What a plan saves; freed pages do not count. */
 typedef struct chunkattn_sharing {
   int32_t num_tokens;   /**< query tokens of the batch */
   int32_t num_segments; /**< parts of sequences that the same rows read */

@@ -12,6 +12,7 @@
 #error "chunkattn: define CHUNKATTN_C_KERNELS(X) before chunkattn.ipp, as it says"
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -323,13 +324,18 @@ CHUNKATTN_C_API int chunkattn_plan_build(chunkattn_plan* plan, const chunkattn_t
 
 CHUNKATTN_C_API int chunkattn_plan_sharing(const chunkattn_plan* plan, chunkattn_sharing* sharing) {
   return guarded(1, [&] {
-    const PlanView& view = checked_pointer(plan, "plan").view;
+    const chunkattn_plan& of = checked_pointer(plan, "plan");
+    const PlanView& view = of.view;
+    const std::int32_t null_page = of.plan.geometry().null_page;
     chunkattn_sharing found{.num_tokens = view.num_rows,
                             .num_segments = view.num_segments,
                             .pages_read = 0,
                             .pages_alone = 0};
     for (int s = 0; s < view.num_segments; ++s) {
-      const std::int64_t pages = view.segments[s].num_pieces;
+      const Piece* const first = view.pieces + view.segments[s].piece_begin;
+      const std::int64_t pages =
+          std::count_if(first, first + view.segments[s].num_pieces,
+                        [null_page](const Piece& piece) { return piece.chunk != null_page; });
       found.pages_read += pages;
       found.pages_alone += pages * view.segments[s].num_sequences;
     }
