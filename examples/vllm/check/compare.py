@@ -14,11 +14,15 @@ RANDOM = ("llama", "llama_head_32", "llama_head_96", "qwen3", "mistral_window", 
           "gpt_oss_sinks_window", "bloom_alibi")
 CASES = {
     "smollm2": [smollm2],
+    "engine_process": [smollm2, "--process"],
     "chunked_prefill": [smollm2, "--chunk", "64"],
+    "ngram": [smollm2, "--ngram"],
+    "ngram_and_without": [smollm2, "--ngram"],
     "preemption": [str(work / "models" / "llama"), "--random", "3", "--block-size", "32", "--blocks", "36", "--tokens", "64"],
     "bfloat16": [smollm2, "--dtype", "bfloat16", "--logprobs", "--tokens", "8"],
     "float16": [smollm2, "--dtype", "float16", "--logprobs", "--tokens", "8"],
 } | {name: [str(work / "models" / name), "--random", "3", "--logprobs"] for name in RANDOM}
+STOCK = {"ngram_and_without": [smollm2]}  # where stock vLLM runs otherwise
 LEFT = {"llama_head_32": "config.head_dim = 32:32"}  # why CPU_ATTN computes it
 failed = []
 
@@ -43,7 +47,7 @@ def expect(what, holds):
 
 
 def compare(name, arguments):
-    stock, why = run(name, "off", arguments)
+    stock, why = run(name, "off", STOCK.get(name, arguments))
     if stock is None:
         print(f"       {name}: stock vLLM does not run it: {why}", flush=True)
         return
@@ -60,6 +64,10 @@ def compare(name, arguments):
             apart = max(apart, abs(x - y))
     shared = with_it["statistics"]
     exact = "bfloat16" != name != "float16"
+    if name == "engine_process":  # whose statistics stay there
+        there = [line for line in text.splitlines() if "EngineCore" in line and "chunkattn is the attention" in line]
+        return expect(f"{name}: {same} of {len(pairs)} texts equal, the plugin is in the engine's process: {bool(there)}",
+                      same == len(pairs) and bool(there))
     expect(f"{name}: {same} of {len(pairs)} texts equal, logprobs within {apart:.1e}; {shared['pages_read']} blocks read, "
            f"{shared['pages_alone']} without sharing",
            (same == len(pairs) if exact else apart < 0.1) and
@@ -68,17 +76,24 @@ def compare(name, arguments):
              (shared["pages_read"] < shared["pages_alone"] or name == "mistral_window"))))  # its first block is freed
 
 
+def run_fault(name, mode="on"):
+    ended = subprocess.run([sys.executable, here / "fault.py", name, smollm2], capture_output=True, text=True,
+                           timeout=600, env=os.environ | {"CHUNKATTN_VLLM": mode})
+    return ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def faults():
     """What is wrong is said, and vLLM's own attention is in place."""
     says = {"version": "vLLM 0.99.1: expected one of", "library": "expected libchunkattn_vllm.so",
             "c_version": "chunkattn_c_version() = ", "forward": "seq_lens[0] = -7: expected from 0"}
     for fault, text in says.items():
-        ended = subprocess.run([sys.executable, here / "fault.py", fault, smollm2], capture_output=True, text=True,
-                               timeout=600)
-        said = ended.stdout + ended.stderr
-        expect(f"fault {fault}: {text}...", ended.returncode == 0 and text in said)
+        ended, said = run_fault(fault)
+        expect(f"fault {fault}: {text}...", ended and text in said)
         if failed and fault in failed[-1]:
             print(said[-500:], flush=True)
+    said = [[line for line in run_fault("killed", mode)[1].splitlines() if line.startswith("killed: ")]
+            for mode in ("off", "on")]
+    expect(f"fault {' '.join(said[1])}, as stock vLLM ends", said[0] == said[1] and len(said[0]) == 1)
 
 
 work.mkdir(parents=True, exist_ok=True)

@@ -17,9 +17,11 @@ parser.add_argument("--block-size", type=int)
 parser.add_argument("--tokens", type=int, default=24, help="of each text")
 parser.add_argument("--random", type=int, help="a model without a tokenizer: prompts of random tokens")
 parser.add_argument("--logprobs", action="store_true", help="and the logprob of each token")
+parser.add_argument("--ngram", action="store_true", help="speculative decoding by what the text has had")
+parser.add_argument("--process", action="store_true", help="the engine in a process of its own, as vLLM has it")
 parser.add_argument("--quick", action="store_true", help="a cold run alone")
 arguments = parser.parse_args()
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if arguments.process else "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -32,6 +34,8 @@ def main():
         options["num_gpu_blocks_override"] = arguments.blocks
     if arguments.chunk:
         options |= {"max_num_batched_tokens": arguments.chunk, "enable_chunked_prefill": True}
+    if arguments.ngram:
+        options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
     if arguments.block_size:
         options["block_size"] = arguments.block_size
     if arguments.random is not None:
