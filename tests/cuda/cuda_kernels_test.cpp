@@ -527,6 +527,25 @@ TEST_CASE("a NaN reaches every line that sees it, and no other") {
   check_nans<half, HeadDims{64, 16}>(16);
 }
 
+// A block has waited for all copies when a task begins: only tiles behind those that were begun by
+// then show whether the loop waits for the right one.
+TEST_CASE("a ring of any depth over many tiles") {
+  test::Random random(19);
+  test::AttentionCase<half, half> problem(random, test::make_level_plan({1}, {700}), 16, 1, 3);
+  chunkattn::detail::cuda::CostModel model = simt::eager_model();
+  model.num_blocks = 1;  // one task
+  for (int stages = 2; stages <= 4; ++stages) {
+    CAPTURE(stages);
+    shuffle_turns(random);
+    const auto got = simt::attention_step<half, 16>(
+        problem.kv.view, problem.plan.view(), std::span<const half>(problem.q), model, stages, 1);
+    CHECK(got.scheduler.tasks().size() == 1);
+    CHECK(chunkattn::compare_with_reference(problem.reference, std::span<const half>(got.out),
+                                            chunkattn::unit_roundoff<half>())
+              .ok());
+  }
+}
+
 // Where a tile has no K/V row, copies have an address in q, of which nothing may be read.
 TEST_CASE("a NaN in the first row of q stays in that row") {
   test::Random random(18);

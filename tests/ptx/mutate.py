@@ -42,7 +42,7 @@ MUTANTS = {
     "cp.async: never read": (rf"(cp\.async\.cg[^;]*, 16), {REGISTER}", r"\1, 0"),
     "cp.async: always read": (rf"(cp\.async\.cg[^;]*, 16), {REGISTER}", r"\1, 16"),
     "cp.async: no commit": (r"\tcp\.async\.commit_group;\n", "\n"),
-    "cp.async: wait for one less": (r"wait_group 0;", "wait_group 1;"),
+    **{f"cp.async: {n + 1} are pending, not {n}": (f"wait_group {n};", f"wait_group {n + 1};") for n in range(3)},
     "bar.sync: none": (r"bar\.sync \t0;", ""),
     "bar.sync: not the last one": (r"bar\.sync \t0;(?![\s\S]*bar\.sync)", ""),
     "flags: never set": (r"st\.release\.gpu\.global\.u32 [^;]*;", ""),
@@ -68,7 +68,7 @@ def main():
     path = os.path.join(work, "mutant.ptx")
     environment = {**os.environ, "CHUNKATTN_PTX": path, "CHUNKATTN_SEED": "4", "CHUNKATTN_PTX_FORMS": os.devnull}
     command = [program, *sys.argv[3:], "--abort-after=1",
-               "--test-case=a scale of any size*,pairs of several heads*,rows that see nothing*,a NaN in the first row of q*"]
+               "--test-case=a scale of any size*,pairs of several heads*,rows that see nothing*,a NaN in the first row of q*,a ring of any depth*"]
 
     def fails(text):
         with open(path, "w") as file:

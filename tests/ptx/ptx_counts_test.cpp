@@ -34,7 +34,10 @@ void check_sectors(const std::array<u64, 32>& at, u32 on, u32 bytes, u64 all, u6
 // What a kernel of one block counts, over zeros, less what it counts with an empty body.
 Counts counted(const std::string& body, int threads = 32) {
   watch_allocations();
-  std::vector<u32> memory(4096);
+  struct alignas(256) Block {
+    u32 words[64];
+  };
+  std::vector<Block> memory(64);  // begins with a sector
   Counts empty, counts;
   count_into(&empty);
   run_text("", memory.data(), memory.data(), threads);
@@ -99,6 +102,8 @@ TEST_CASE("instructions by kind, of each warp, those of lanes that are off too")
   const Counts off = counted("setp.lt.s32 %p1, %r31, 0;\n@%p1 ld.global.u32 %r1, [%rd30];\n");
   CHECK(off[Kind::load_global].instructions == 1);
   CHECK(off[Kind::load_global].sectors == 0);
+  const Counts one = counted("setp.eq.s32 %p1, %r31, 0;\n@%p1 st.shared.u32 [%r30], %r31;\n");
+  CHECK(one[Kind::store_shared].wavefronts == 1);
   // Both sides of a branch, each for its lanes, then what waits for all of them: once.
   const Counts sides = counted(
       "setp.lt.s32 %p1, %r31, 16;\n@%p1 bra $less;\nadd.s32 %r1, %r2, %r3;\nbra.uni $end;\n$less:\n"
@@ -167,6 +172,11 @@ TEST_CASE("loads, stores, copies and matrices are counted by their lanes' addres
   CHECK(global[Kind::load_global].least_sectors == 8);
   CHECK(global[Kind::store_global].sectors == 32);
   CHECK(global[Kind::store_global].least_sectors == 4);
+  const Counts offset = counted(
+      "mul.wide.u32 %rd3, %r31, 4;\nadd.s64 %rd4, %rd30, %rd3;\n"
+      "ld.global.u32 %r1, [%rd4];\nst.global.u32 [%rd4+16], %r31;\n");
+  CHECK(offset[Kind::load_global].sectors == 4);
+  CHECK(offset[Kind::store_global].sectors == 5);
 }
 
 TEST_CASE("counts are added, taken away and multiplied by kinds") {
