@@ -95,6 +95,12 @@ def check_max(k):
     assert {a, b} == {k.load(0), k.load(4)} and out == k.stores[0]
 
 
+def check_rounded_product(k):
+    product, a, b = k.only(r"FMUL (R\d+), (R\d+), (R\d+)").groups()
+    out, *terms = k.only(r"FADD (R\d+), (R\d+), (R\d+)").groups()
+    assert {a, b} == {k.load(0), k.load(4)} and set(terms) == {product, k.load(8)} and out == k.stores[0]
+
+
 def check_fma(k):
     out, a, b, c = k.only(r"FFMA (R\d+), (R\d+), (R\d+), (R\d+)").groups()
     assert {a, b} == {k.load(0), k.load(4)} and c == k.load(8) and out == k.stores[0]
@@ -164,6 +170,7 @@ CHECKS = {
     "pack_bfloat16": lambda k: check_pack(k, r"\.BF16(?:\.F32)?"),
     "power_of_2": check_exp2,
     "greater": check_max,
+    "rounded_product": check_rounded_product,
     "multiply_add": check_fma,
     "quotient": check_quotient,
     "exchange": check_exchange,

@@ -56,6 +56,9 @@ __global__ void power_of_2(float* out, const float* x) {
 __global__ void greater(float* out, const float* x) {
   *out = ptx::max(x[0], x[1]);
 }
+__global__ void rounded_product(float* out, const float* x) {
+  *out = ptx::multiply(x[0], x[1]) + x[2];
+}
 __global__ void multiply_add(float* out, const float* x) {
   *out = ptx::fma(x[0], x[1], x[2]);
 }
