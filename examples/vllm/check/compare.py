@@ -91,9 +91,11 @@ def faults():
         expect(f"fault {fault}: {text}...", ended and text in said)
         if failed and fault in failed[-1]:
             print(said[-500:], flush=True)
-    said = [[line for line in run_fault("killed", mode)[1].splitlines() if line.startswith("killed: ")]
-            for mode in ("off", "on")]
-    expect(f"fault {' '.join(said[1])}, as stock vLLM ends", said[0] == said[1] and len(said[0]) == 1)
+    notice = "engine core exited unexpectedly"  # vLLM's own
+    (stock, text), (ours, with_it) = (run_fault("killed", mode) for mode in ("off", "on"))
+    said = [[line for line in text.splitlines() if line.startswith("killed: ")] for text in (text, with_it)]
+    expect(f"fault {' '.join(said[1])}, as of stock vLLM: {notice}",
+           stock and ours and said[0] == said[1] and len(said[0]) == 1 and notice in text and notice in with_it)
 
 
 work.mkdir(parents=True, exist_ok=True)
