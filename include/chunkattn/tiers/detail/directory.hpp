@@ -22,6 +22,7 @@
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
 #include "../tier_store.hpp"
+#include "file.hpp"
 #if defined(_WIN32)
 #include "files_windows.hpp"
 #else
