@@ -64,10 +64,10 @@ class TierFiles {
     std::wstring wide(path.size(), L'\0');
     wide.resize(static_cast<std::size_t>(
         windows::to_wide(utf8, or_nothing, path.data(), size, wide.data(), size)));
-    std::error_code none;
+    std::error_code ignored;
     // It stays where it is if the process changes its own directory, and may be as long as Windows
     // can: without this beginning, to which \\server\share has no right, 260 characters.
-    path_ = std::filesystem::absolute(wide, none).lexically_normal().wstring();
+    path_ = std::filesystem::absolute(wide, ignored).lexically_normal().wstring();
     path_.resize(path_.find_last_not_of(L'\\') + 1);
     if (!path_.starts_with(L"\\\\")) path_ = L"\\\\?\\" + path_;
     (void)::_wmkdir(path_.c_str());
