@@ -25,6 +25,7 @@
 #include "../support/array.hpp"
 #include "../support/config.hpp"
 #include "../support/instruction_sets.hpp"
+#include "../support/to_size.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
@@ -206,30 +207,30 @@ class Schedule {
   // Where the tokens of each segment end that any row sees, from the rows' lengths up the tree: not
   // positive if rows see none of it. And how many rows see no segment below it.
   void find_visible(const PlanView& plan) {
-    visible_.assign(static_cast<std::size_t>(plan.num_segments), 0);
-    ending_.assign(static_cast<std::size_t>(plan.num_segments), 0);
+    visible_.assign(to_size(plan.num_segments), 0);
+    ending_.assign(to_size(plan.num_segments), 0);
     for (int row = 0; row < plan.num_rows; ++row) {
       const std::int32_t s = plan.row_segment[row];
       if (s < 0) continue;
-      ++ending_[static_cast<std::size_t>(s)];
-      std::int32_t& kv_len = visible_[static_cast<std::size_t>(s)];
+      ++ending_[to_size(s)];
+      std::int32_t& kv_len = visible_[to_size(s)];
       kv_len = std::max(kv_len, plan.row_kv_len[row]);
     }
     for (int s = plan.num_segments; s-- > 0;) {
       const Segment& segment = plan.segments[s];
-      const std::int32_t kv_len = visible_[static_cast<std::size_t>(s)];
+      const std::int32_t kv_len = visible_[to_size(s)];
       if (segment.parent >= 0) {
-        std::int32_t& above = visible_[static_cast<std::size_t>(segment.parent)];
+        std::int32_t& above = visible_[to_size(segment.parent)];
         above = std::max(above, kv_len);
       }
-      visible_[static_cast<std::size_t>(s)] = std::min(kv_len - segment.position, segment.length);
+      visible_[to_size(s)] = std::min(kv_len - segment.position, segment.length);
     }
   }
 
   void cut_rows(const PlanView& plan, int count) {
-    row_blocks_.resize(static_cast<std::size_t>(count));
+    row_blocks_.resize(to_size(count));
     for (int b = 0; b < count; ++b) {
-      RowBlock& block = row_blocks_[static_cast<std::size_t>(b)];
+      RowBlock& block = row_blocks_[to_size(b)];
       block = {cut(plan.num_rows, b, count), cut(plan.num_rows, b + 1, count), 0, 0, false, 0};
     }
     list_items(plan);
@@ -246,8 +247,8 @@ class Schedule {
     };
     for (int s = 0; s < plan.num_segments; ++s) {
       const Segment& segment = plan.segments[s];
-      const std::int32_t end = visible_[static_cast<std::size_t>(s)];
-      int ending = ending_[static_cast<std::size_t>(s)];
+      const std::int32_t end = visible_[to_size(s)];
+      int ending = ending_[to_size(s)];
       if (!options_.invariant) {
         list_item(s, 0, end, segment.row_begin, segment.row_end);
         continue;
@@ -302,8 +303,7 @@ class Schedule {
     const std::size_t blocks = row_blocks_.size();
     block_items_.assign(2 * blocks + 1, 0);  // products of block 0, its streams, products of 1, …
     const auto first_block = [&](std::int32_t row) {
-      std::size_t b =
-          static_cast<std::size_t>(row) * blocks / static_cast<std::size_t>(plan.num_rows);
+      std::size_t b = to_size(row) * blocks / to_size(plan.num_rows);
       while (b > 0 && row_blocks_[b].row_begin > row) --b;
       while (b + 1 < blocks && row_blocks_[b].row_end <= row) ++b;
       return b;
@@ -326,11 +326,11 @@ class Schedule {
     };
     for_each_block([&](std::size_t list, const WorkItem&) { ++block_items_[list + 1]; });
     for (std::size_t l = 0; l < 2 * blocks; ++l) block_items_[l + 1] += block_items_[l];
-    items_.resize(static_cast<std::size_t>(block_items_[2 * blocks]));
+    items_.resize(to_size(block_items_[2 * blocks]));
     fill_.assign(block_items_.begin(), block_items_.end() - 1);
     num_shared_items_ = 0;
     for_each_block([&](std::size_t list, const WorkItem& item) {
-      items_[static_cast<std::size_t>(fill_[list]++)] = item;
+      items_[to_size(fill_[list]++)] = item;
       if (plan.segments[item.segment].num_sequences > 1) ++num_shared_items_;
     });
   }
@@ -423,7 +423,7 @@ class Schedule {
   // Several splits of a row block leave partial results, to be merged.
   void number_partials(const RowBlock& block) noexcept {
     for (std::int32_t u = 0; u < block.split_count; ++u) {
-      Split& split = splits_[static_cast<std::size_t>(block.split_begin + u)];
+      Split& split = splits_[to_size(block.split_begin + u)];
       split.partial_row = num_partial_rows_;
       num_partial_rows_ += split.num_rows();
     }

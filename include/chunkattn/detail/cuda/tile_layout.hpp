@@ -2,11 +2,11 @@
 // shared by the kernels, the host's scheduler and the tests.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <tuple>
 
 #include "../support/config.hpp"
+#include "../support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
@@ -17,15 +17,10 @@ inline constexpr int max_tile_rows = 128;
 inline constexpr int usual_tile_rows = 64;  ///< at most, of all tiles but large ones
 inline constexpr int min_stages = 2;
 
-/// N as the bound of an array: of an int that depends on a template, g++ 12 says that it may change
-/// its sign (-Wsign-conversion).
-template <int N>
-inline constexpr std::size_t extent = N;
-
 /// As many elements as one access moves.
 template <class E, int Count>
 struct alignas(Count * sizeof(E)) Vector {
-  E v[extent<Count>];
+  E v[to_size(Count)];
 };
 using Words2 = Vector<std::uint32_t, 2>;
 using Words4 = Vector<std::uint32_t, 4>;
@@ -247,8 +242,8 @@ struct WarpLayout {
 /// force the masked path; their queries are zeros and their results are dropped.
 template <int Rows>
 struct RowTable {
-  std::int32_t len[extent<Rows>];    ///< a row sees the positions below
-  std::int32_t index[extent<Rows>];  ///< line of q and out; -1: no row
+  std::int32_t len[to_size(Rows)];    ///< a row sees the positions below
+  std::int32_t index[to_size(Rows)];  ///< line of q and out; -1: no row
 };
 
 /// Bytes of TileTables (tile_feed.cuh) and LaunchState (run_tasks.cuh).

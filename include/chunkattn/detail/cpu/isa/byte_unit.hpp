@@ -56,7 +56,7 @@ template <int HeadDim, int ValueDim>
   constexpr int width = simd::native_width;
   const std::ptrdiff_t stride = state.transposed_stride;
   for (int line = 0; line < lines; line += width) {
-    alignas(64) std::int8_t bytes[2][extent<width>][extent<HeadDim>];
+    alignas(64) std::int8_t bytes[2][to_size(width)][to_size(HeadDim)];
     float* const to = state.q_transposed + line;
     for (int l = 0; l < width; ++l) {
       const auto split = [&](int i, auto integers) CHUNKATTN_LAMBDA {
@@ -93,7 +93,7 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_bytes(const std::int8_t* from) noexcept 
 /// `Vectors` vectors of words from four rows, whose bytes come in the order 0, 2, 1, 3.
 template <int W, int Vectors>
 CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[byte_depth], int column,
-                                 simd::Unsigned<W> (&words)[extent<Vectors>]) noexcept {
+                                 simd::Unsigned<W> (&words)[to_size(Vectors)]) noexcept {
 #if defined(CHUNKATTN_PASS_NEON)
   if constexpr (W == 4 && Vectors == 4) {
     uint8x16_t row[byte_depth];
@@ -158,7 +158,7 @@ template <int ValueDim>
     for (int i = 0; i < byte_depth; ++i) rows[i] = block.v[std::min(t + i, seen - 1)];
     const auto pack = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                        int begin) CHUNKATTN_LAMBDA {
-      simd::Unsigned<width> words[extent<Vectors>];
+      simd::Unsigned<width> words[to_size(Vectors)];
       interleave<width, Vectors>(rows, begin, words);
       CHUNKATTN_UNROLLED
       for (int i = 0; i < Vectors; ++i) {
@@ -231,7 +231,7 @@ class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::s
 
   template <int Tokens, int Vectors, class V>
   CHUNKATTN_INLINE static void move_logits(const float* queries, std::ptrdiff_t stride,
-                                           V (&sums)[extent<Tokens>][extent<Vectors>]) noexcept {
+                                           V (&sums)[to_size(Tokens)][to_size(Vectors)]) noexcept {
     constexpr int width = simd::native_width;
     CHUNKATTN_UNROLLED
     for (int v = 0; v < Vectors; ++v) {
@@ -244,7 +244,7 @@ class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::s
   }
   template <int Lines, int Vectors, class V>
   CHUNKATTN_INLINE static void move_values(const std::uint32_t* p,
-                                           V (&sums)[extent<Lines>][extent<Vectors>]) noexcept {
+                                           V (&sums)[to_size(Lines)][to_size(Vectors)]) noexcept {
     CHUNKATTN_UNROLLED
     for (int l = 0; l < Lines; ++l) {
       CHUNKATTN_UNROLLED

@@ -83,14 +83,14 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
                                    const float* rescale, float* out, bool cold,
                                    PrefetchCursor& ahead, int burst) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
-  simd::Float<width> sums[extent<Lines>][extent<Vectors>];
+  simd::Float<width> sums[to_size(Lines)][to_size(Vectors)];
   CHUNKATTN_UNROLLED
   for (int l = 0; l < Lines; ++l) {
     CHUNKATTN_UNROLLED
     for (int i = 0; i < Vectors; ++i) sums[l][i] = simd::zero<width>();
   }
   const auto token = [&](std::ptrdiff_t t) CHUNKATTN_LAMBDA {
-    simd::Float<width> value[extent<Vectors>];
+    simd::Float<width> value[to_size(Vectors)];
     const float* row = v[t] + (Rows::packed ? 0 : begin);
     // By a pointer that moves: row + i * width takes g++ a second register.
     CHUNKATTN_UNROLLED
@@ -229,7 +229,7 @@ CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& line
   int common = lines.seen;  // tokens that all of these lines see
   for (int l = 0; l < Lines; ++l)
     common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
-  alignas(64) float sums[extent<Lines * dim>] = {};
+  alignas(64) float sums[to_size(Lines * dim)] = {};
   tile_values<dim, Lines, Vectors>(p, v, common, begin, rescale, sums, line == 0, ahead, burst);
   for (int l = 0; l < Lines; ++l) {
     float* const sum = sums + l * dim + begin;

@@ -167,11 +167,11 @@ template <int Vectors, class Unit>
   Bits largest{};
   for (int t = 0; t < count; t += group) {
     operands.add_keys(std::min(t + 2 * group, count));
-    const char* rows[extent<group / part>];  // any, of groups beyond the last
+    const char* rows[to_size(group / part)];  // any, of groups beyond the last
     CHUNKATTN_UNROLLED
     for (int i = 0; i < group / part; ++i)
       rows[i] = operands.keys[t + i * part < operands.num_keys ? t / part + i : t / part];
-    Sum sums[extent<group>][extent<Vectors>];
+    Sum sums[to_size(group)][to_size(Vectors)];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < group; ++j) {
       CHUNKATTN_UNROLLED
@@ -184,7 +184,7 @@ template <int Vectors, class Unit>
       for (int outer = 0; outer < Operands::key_words; outer += step) {
         cursor.advance(burst);
         for (int i = outer; i < outer + step; ++i, column += stride) {
-          Bits query[extent<Vectors>];
+          Bits query[to_size(Vectors)];
           CHUNKATTN_UNROLLED
           for (int v = 0; v < Vectors; ++v) query[v] = load_words<width>(column + v * width);
           CHUNKATTN_UNROLLED
@@ -231,7 +231,7 @@ template <int Vectors, int Terms, class Unit>
   using Sum = typename Unit::template Sum<width>;
   PrefetchCursor cursor = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
-    Sum sums[extent<lines_at_once>][extent<Vectors>];
+    Sum sums[to_size(lines_at_once)][to_size(Vectors)];
     CHUNKATTN_UNROLLED
     for (int l = 0; l < lines_at_once; ++l) {
       CHUNKATTN_UNROLLED
@@ -244,7 +244,7 @@ template <int Vectors, int Terms, class Unit>
       const std::uint32_t* values = v;
       for (int word = 0; word < words; ++word) {
         if (word % dot_value_step == 0) cursor.advance(burst);
-        Bits value[extent<Vectors>];
+        Bits value[to_size(Vectors)];
         CHUNKATTN_UNROLLED
         for (int i = 0; i < Vectors; ++i) value[i] = load_words<width>(values + i * width);
         CHUNKATTN_UNROLLED

@@ -29,12 +29,12 @@ CHUNKATTN_INLINE void in_order([[maybe_unused]] V (&x)[N]) noexcept {
 /// step for all of them: each step waits for the one before, and a processor looks only so far
 /// ahead.
 template <int W, int N>
-CHUNKATTN_INLINE void dot_weights(simd::Float<W> (&x)[extent<N>]) noexcept {
+CHUNKATTN_INLINE void dot_weights(simd::Float<W> (&x)[to_size(N)]) noexcept {
   using Vector = simd::Float<W>;
   const Vector lowest = simd::broadcast<W>(-87.3365f);  // 2^-126; what is less may become anything
   const Vector log2_e = simd::broadcast<W>(1.44269504f);
   const Vector magic = simd::broadcast<W>(0x1.8p23f + 127.0f);
-  Vector shifted[extent<N>], r[extent<N>], p[extent<N>];
+  Vector shifted[to_size(N)], r[to_size(N)], p[to_size(N)];
   CHUNKATTN_UNROLLED
   for (int i = 0; i < N; ++i) shifted[i] = simd::fma(x[i], log2_e, magic);
 #if defined(__FAST_MATH__)
@@ -134,7 +134,7 @@ template <bool Masked, class T, class Rules>
   for_tokens<softmax_tokens<Masked>>(
       count, [&]<int Tokens>(int t, std::integral_constant<int, Tokens>) CHUNKATTN_LAMBDA {
         float* const at = logits + t * tile_lines;
-        Vector p[extent<Tokens>];
+        Vector p[to_size(Tokens)];
         CHUNKATTN_UNROLLED
         for (int i = 0; i < Tokens; ++i) p[i] = simd::load<width>(at + i * tile_lines) - largest;
         dot_weights<width, Tokens>(p);

@@ -81,7 +81,7 @@ class Engine {
     std::atomic<int> next{0};
     executor.parallel_for(std::min(tasks_.size(), static_cast<int>(workers_.size())),
                           [&](int worker) {
-                            State& state = workers_[static_cast<std::size_t>(worker)];
+                            State& state = workers_[to_size(worker)];
                             Tiles tiles(uses_tiles<T>());
                             Task task;
                             while (tasks_.take(next, task)) run_splits(call, task, state, tiles);
@@ -191,9 +191,9 @@ class Engine {
     else if (sure_pair_terms<T, X>() == 2)
       wanted.cost.product_flops_per_ns = two_term_flops_per_ns;
     if constexpr (SkipsKeys<V>) {
-      hidden_.resize(static_cast<std::size_t>(plan.num_rows));
+      hidden_.resize(to_size(plan.num_rows));
       for (int row = 0; row < plan.num_rows; ++row)
-        hidden_[static_cast<std::size_t>(row)] = call.variant.masked(plan.row_kv_len[row] - 1);
+        hidden_[to_size(row)] = call.variant.masked(plan.row_kv_len[row] - 1);
       wanted.hidden = hidden_.data();
     }
     schedule_.derive(plan, wanted);
@@ -201,7 +201,7 @@ class Engine {
     // Products are computed head by head, so that the head's private tails come in meanwhile.
     const auto& row_blocks = schedule_.row_blocks();
     prepare_tasks(static_cast<int>(row_blocks.size()), num_kv_heads, threads, [&](int b) {
-      const RowBlock& block = row_blocks[static_cast<std::size_t>(b)];
+      const RowBlock& block = row_blocks[to_size(b)];
       const int lines = block.num_rows() * group;
       const int heads = block.has_products ? 1 : max_lines / lines;
       return std::pair(JobSize{block.cost, block.split_count, heads}, lines);
@@ -223,8 +223,7 @@ class Engine {
       most_lines = std::max(most_lines, job.max_heads * lines);
       return job;
     });
-    if (workers_.size() < static_cast<std::size_t>(threads))
-      workers_.resize(static_cast<std::size_t>(threads));
+    if (workers_.size() < to_size(threads)) workers_.resize(to_size(threads));
     for (State& worker : workers_) worker.reserve(most_lines);
   }
 
@@ -232,7 +231,7 @@ class Engine {
   template <class T, class X, class Y, class V>
   void run_splits(const Call<T, X, Y, V>& call, const Task& task, State& state,
                   Tiles& tiles) noexcept {
-    const RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(task.job)];
+    const RowBlock& block = schedule_.row_blocks()[to_size(task.job)];
     const Split* const splits = schedule_.splits().data() + block.split_begin;
     const bool whole = task.part_end - task.part_begin == block.split_count;
     // Splits of their own, merged in order, so that it does not matter who computed which.

@@ -40,7 +40,7 @@ template <int HeadDim, int ValueDim>
   constexpr int width = simd::native_width;
   const std::ptrdiff_t stride = state.transposed_stride;
   for (int line = 0; line < lines; line += width) {
-    alignas(64) std::uint16_t elements[extent<width>][extent<HeadDim>];
+    alignas(64) std::uint16_t elements[to_size(width)][to_size(HeadDim)];
     float* const to = state.q_transposed + line;
     for (int l = 0; l < width; ++l) {
       const auto store = [&](int i, simd::Unsigned<width> integers) CHUNKATTN_LAMBDA {

@@ -45,8 +45,8 @@ class LineState {
   void reserve(int lines) {
     if (lines <= capacity_) return;
     constexpr std::size_t k_dim = HeadDim, v_dim = ValueDim;
-    const auto n = static_cast<std::size_t>((lines + tile_lines - 1) / tile_lines * tile_lines +
-                                            tile_lines);  // tiles may begin at any line
+    // Tiles may begin at any line.
+    const auto n = to_size((lines + tile_lines - 1) / tile_lines * tile_lines + tile_lines);
     // An odd number of cache lines, so that a column does not fall into few cache sets.
     const std::size_t stride = (n / 16 | 1) * 16 + 16 * (n % 16 != 0 ? 2 : 0);
     const std::size_t sizes[] = {n * k_dim,

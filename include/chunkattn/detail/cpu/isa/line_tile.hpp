@@ -37,7 +37,7 @@ struct LineTile {
 
   int begin;
   int count;
-  alignas(64) std::int32_t visible[extent<Size>] = {};
+  alignas(64) std::int32_t visible[to_size(Size)] = {};
   int seen;
 
   template <class T, class State>

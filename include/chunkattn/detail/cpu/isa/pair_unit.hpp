@@ -52,7 +52,7 @@ template <int HeadDim, int ValueDim, class Row>
 void pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row& row) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   for (int first = 0; first < lines; first += simd::native_width) {
-    alignas(64) std::uint16_t elements[simd::native_width][extent<HeadDim>];
+    alignas(64) std::uint16_t elements[simd::native_width][to_size(HeadDim)];
     for (int l = 0; l < simd::native_width; ++l) {
       const auto* const from = row(std::min(first + l, lines - 1));
       for (int i = 0; i < HeadDim; i += width)

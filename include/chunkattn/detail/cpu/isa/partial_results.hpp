@@ -25,7 +25,7 @@ class PartialResults {
     group_ = group;
     rows_per_head_ = ordered ? schedule.num_partial_rows() : num_rows;
     const std::size_t blocks = schedule.row_blocks().size();
-    const auto heads = static_cast<std::size_t>(num_kv_heads);
+    const auto heads = to_size(num_kv_heads);
     if (num_meetings_ < blocks * heads) {
       num_meetings_ = blocks * heads;
       meetings_ = std::make_unique<Meeting[]>(num_meetings_);
@@ -34,9 +34,9 @@ class PartialResults {
       for (std::size_t h = 0; h < heads; ++h)
         meetings_[b * heads + h].open.store(schedule.row_blocks()[b].split_count,
                                             std::memory_order_relaxed);
-    const auto lines = static_cast<std::size_t>(rows_per_head_ * group) * heads;
+    const auto lines = to_size(rows_per_head_ * group) * heads;
     stride_ = ordered ? stored_stride : Total::stride;
-    const std::size_t size = lines * static_cast<std::size_t>(stride_);
+    const std::size_t size = lines * to_size(stride_);
     if (memory_.size() < size) memory_.resize(size);
     if (!ordered) clear(memory_.data(), static_cast<std::ptrdiff_t>(lines));
   }
@@ -147,8 +147,7 @@ class PartialResults {
     return memory_.data() + (rows_per_head_ * kv_head + index) * group_ * stride_;
   }
   Meeting& meeting(int block, int kv_head) noexcept {
-    return meetings_[static_cast<std::size_t>(block) * static_cast<std::size_t>(num_kv_heads_) +
-                     static_cast<std::size_t>(kv_head)];
+    return meetings_[to_size(block) * to_size(num_kv_heads_) + to_size(kv_head)];
   }
 
   Array<float> memory_;

@@ -146,7 +146,7 @@ CHUNKATTN_INLINE bool is_finite(float x) noexcept {
 
 /// A row of zeros.
 template <int ValueDim, class T>
-alignas(64) inline constexpr T zero_row[extent<ValueDim>] = {};
+alignas(64) inline constexpr T zero_row[to_size(ValueDim)] = {};
 
 /// The rows of V that hold infinities or NaN and that some line does not see: a product would make
 /// NaN of 0 times these. While this object is there zeros stand in for them in the block; they are

@@ -29,7 +29,7 @@ CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& cursor, int step) noexcept {
 /// and for each another is prefetched.
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
-                                    const float* const (&q)[extent<Lines>],
+                                    const float* const (&q)[to_size(Lines)],
                                     float (*logits)[padded_block_tokens],
                                     PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
@@ -44,7 +44,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
     simd::Float<width> sums[simd::num_accumulators];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < group; j += together) {
-      simd::Float<width> sum[extent<together>][extent<Lines>];
+      simd::Float<width> sum[to_size(together)][to_size(Lines)];
       CHUNKATTN_UNROLLED
       for (int r = 0; r < together; ++r) {
         CHUNKATTN_UNROLLED
@@ -54,7 +54,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
         CHUNKATTN_UNROLLED
         for (int u = 0; u < unrolled; ++u) {
           const int at = i + u * width;
-          simd::Float<width> key[extent<together>];
+          simd::Float<width> key[to_size(together)];
           CHUNKATTN_UNROLLED
           for (int r = 0; r < together; ++r) {
             prefetch_some<step_lines, unrolled>(cursor, u);
@@ -77,7 +77,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
     float reduced[simd::num_accumulators];
     CHUNKATTN_UNROLLED
     for (int g = 0; g < simd::num_accumulators / width; ++g) {
-      simd::Float<width> part[extent<width>];
+      simd::Float<width> part[to_size(width)];
       CHUNKATTN_UNROLLED
       for (int i = 0; i < width; ++i) part[i] = sums[g * width + i];
       simd::store(reduced + g * width, simd::sum_lanes<width>(part));
@@ -98,8 +98,8 @@ using Count = std::integral_constant<int, N>;
 template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                     const float (*p)[padded_block_tokens],
-                                    const float (&rescale)[extent<Lines>],
-                                    float* const (&out)[extent<Lines>],
+                                    const float (&rescale)[to_size(Lines)],
+                                    float* const (&out)[to_size(Lines)],
                                     PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   constexpr int vectors = ValueDim / width;
@@ -109,7 +109,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   constexpr int wide = four_in_avx2 ? 3 : simd::num_accumulators / Lines;
   PrefetchCursor cursor = ahead;
   const auto pass = [&]<int N>(Count<N>, int begin, bool first) CHUNKATTN_LAMBDA {
-    simd::Float<width> sums[extent<Lines>][extent<N>];
+    simd::Float<width> sums[to_size(Lines)][to_size(N)];
     CHUNKATTN_UNROLLED
     for (int l = 0; l < Lines; ++l) {
       CHUNKATTN_UNROLLED
@@ -120,7 +120,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
       constexpr int held = four_in_avx2 ? N : 1;  // vectors of V
       CHUNKATTN_UNROLLED
       for (int i = 0; i < N; i += held) {
-        simd::Float<width> value[extent<held>];
+        simd::Float<width> value[to_size(held)];
         CHUNKATTN_UNROLLED
         for (int k = 0; k < held; ++k) {
           if (first) prefetch_some<cache_lines_per_row<ValueDim, T>, N>(cursor, i + k);
@@ -155,8 +155,8 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
 template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used,
                                             const float (*p)[padded_block_tokens],
-                                            const float (&rescale)[extent<Lines>],
-                                            float* const (&out)[extent<Lines>],
+                                            const float (&rescale)[to_size(Lines)],
+                                            float* const (&out)[to_size(Lines)],
                                             PrefetchCursor& ahead) noexcept {
   NonfiniteValues<ValueDim, T> nonfinite(block);
   for (int t = 0; t < count; ++t) {
@@ -175,11 +175,11 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
                                     LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
                                     Rules rules) noexcept {
   constexpr int width = simd::native_width;
-  alignas(64) float logits[extent<Lines>][padded_block_tokens];
-  const float* q[extent<Lines>];
-  float* out[extent<Lines>];
-  int visible[extent<Lines>];
-  float rescale[extent<Lines>];
+  alignas(64) float logits[to_size(Lines)][padded_block_tokens];
+  const float* q[to_size(Lines)];
+  float* out[to_size(Lines)];
+  int visible[to_size(Lines)];
+  float rescale[to_size(Lines)];
   int count = 0;              // tokens that some line sees
   int common = block_tokens;  // tokens that all see
   for (int l = 0; l < Lines; ++l) {
@@ -236,8 +236,8 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
   if constexpr (Rules::hide)
     return stream_visible_values<ValueDim, Lines>(block, count, used, logits, rescale, out, ahead);
   // Tokens that only some lines see are added line by line, to sums of their own.
-  alignas(64) float sums[extent<Lines>][extent<ValueDim>];
-  float* to[extent<Lines>];
+  alignas(64) float sums[to_size(Lines)][to_size(ValueDim)];
+  float* to[to_size(Lines)];
   for (int l = 0; l < Lines; ++l) {
     to[l] = out[l];
     if (common == count) continue;

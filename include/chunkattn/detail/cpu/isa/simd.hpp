@@ -9,11 +9,6 @@
 
 CHUNKATTN_PASS_BEGIN(VECTORS)
 
-/// N as the bound of an array: of an int that depends on a template, g++ 12 says that it may change
-/// its sign (-Wsign-conversion).
-template <int N>
-inline constexpr std::size_t extent = N;
-
 namespace simd {
 
 typedef float f32x4 __attribute__((vector_size(16)));
@@ -216,11 +211,11 @@ CHUNKATTN_INLINE Float<W> pick_halves(Float<W> a, Float<W> b, std::integer_seque
 
 /// Sums of W vectors over their lanes, as one vector: lane j is the sum of rows[j].
 template <int W, int B = W>
-CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[extent<B>]) {
+CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[to_size(B)]) {
   if constexpr (B == 1) {
     return rows[0];
   } else {
-    Float<W> next[extent<B / 2>];
+    Float<W> next[to_size(B / 2)];
     constexpr auto lanes = std::make_integer_sequence<int, W>{};
     CHUNKATTN_UNROLLED
     for (int i = 0; i < B / 2; ++i)
@@ -243,7 +238,7 @@ CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence
 
 /// Transposes W vectors of W lanes: by blocks of half the size, then their halves, and so on.
 template <int W, int Half = W / 2>
-CHUNKATTN_INLINE void transpose(Float<W> (&rows)[extent<W>]) {
+CHUNKATTN_INLINE void transpose(Float<W> (&rows)[to_size(W)]) {
   CHUNKATTN_UNROLLED
   for (int pair = 0; pair < W / 2; ++pair) {
     const int i = pair / Half * 2 * Half + pair % Half;
@@ -282,7 +277,7 @@ CHUNKATTN_INLINE float reduce_sum(Float<W> value) {
 }
 /// The sum of N vectors, added as reduce_sum adds the N lanes of one. Spoils `parts`.
 template <int N, class V>
-CHUNKATTN_INLINE V sum_as_lanes(V (&parts)[extent<N>]) {
+CHUNKATTN_INLINE V sum_as_lanes(V (&parts)[to_size(N)]) {
   for (int half = N / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) parts[i] = parts[i] + parts[i + half];
   return parts[0];

@@ -82,7 +82,7 @@ template <int HeadDim, int Vectors, class Rows>
       for (int i = outer; i < outer + step; i += parities) {
         CHUNKATTN_UNROLLED
         for (int parity = 0; parity < parities; ++parity) {
-          simd::Float<width> query[extent<Vectors>];
+          simd::Float<width> query[to_size(Vectors)];
           CHUNKATTN_UNROLLED
           for (int v = 0; v < Vectors; ++v) query[v] = simd::load_once<width>(column + v * width);
           column += stride;
@@ -128,14 +128,14 @@ template <int HeadDim, int Vectors, class Rows>
   constexpr int columns = HeadDim / turns;
   constexpr int bursts =
       std::max(1, columns * group / (logit_step * logit_group) * vectors / Vectors);
-  using Sums = simd::Float<width>[extent<group>][extent<vectors>];
+  using Sums = simd::Float<width>[to_size(group)][to_size(vectors)];
   PrefetchCursor cursor = ahead;
   for (int t = 0; t < count; t += group) {
-    const float* rows[extent<group>];
+    const float* rows[to_size(group)];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < group; ++j) rows[j] = k[t + j];
     for (int vector = 0; vector < Vectors; vector += vectors) {
-      Sums parts[extent<turns>];  // every turns-th lane
+      Sums parts[to_size(turns)];  // every turns-th lane
       for (int turn = 0; turn < turns; ++turn) {
         CHUNKATTN_UNROLLED
         for (int n = 0; n < bursts; ++n) cursor.advance(burst);
@@ -145,7 +145,7 @@ template <int HeadDim, int Vectors, class Rows>
             for (int j = 0; j < group; ++j) prefetch_near(k[t + group + j] + c);
           }
         }
-        Sums sums[extent<together>];
+        Sums sums[to_size(together)];
         CHUNKATTN_UNROLLED
         for (int c = 0; c < together; ++c) {
           CHUNKATTN_UNROLLED
@@ -158,7 +158,7 @@ template <int HeadDim, int Vectors, class Rows>
         for (int i = turn; i < HeadDim; i += lanes, column += lanes * stride) {
           CHUNKATTN_UNROLLED
           for (int c = 0; c < together; ++c) {
-            simd::Float<width> query[extent<vectors>];
+            simd::Float<width> query[to_size(vectors)];
             CHUNKATTN_UNROLLED
             for (int v = 0; v < vectors; ++v)
               query[v] = simd::load_once<width>(column + c * turns * stride + v * width);

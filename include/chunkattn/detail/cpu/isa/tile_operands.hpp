@@ -72,7 +72,7 @@ template <int HeadDim, int ValueDim>
                                     LineState<HeadDim, ValueDim>& state) noexcept {
   constexpr int width = simd::native_width;
   for (int line = 0; line < lines; line += width) {
-    alignas(64) std::uint16_t elements[2][extent<width>][extent<HeadDim>];
+    alignas(64) std::uint16_t elements[2][to_size(width)][to_size(HeadDim)];
     for (int l = 0; l < width; ++l) {
       for (int i = 0; i < HeadDim; i += width) {
         simd::Float<width> x = simd::load<width>(state.q + (line + l) * HeadDim + i);

@@ -23,7 +23,7 @@ CHUNKATTN_INLINE void store_row(const X* from, T* to) noexcept {
 /// The same in 8 bits; returns the row's scale.
 template <int Dim, class T, class X>
 CHUNKATTN_INLINE float store_scaled_row(const X* from, T* to) noexcept {
-  alignas(64) float row[extent<Dim>];
+  alignas(64) float row[to_size(Dim)];
   store_row<Dim>(from, row);
   return quantize_row(row, Dim, to);
 }
