@@ -83,7 +83,7 @@ EXPLAINED = [
     _cpu("chunk_first", "t + value_step <= count", "t + value_step < count", CHOICE + ": the rest goes token by token"),
     _cpu("block", "k_scale[count + i] = 0", "deleted", "logits of the last of 16 repeats are masked, whatever they are"),
     _cpu("schedule", "options_.num_kv_heads < options_.min_tasks", "<=", CHOICE + ": how many tasks are wanted"),
-    _cpu("engine", "workers_.size() < static_cast<std::size_t>(threads)", "<=", AGAIN),
+    _cpu("engine", "workers_.size() < to_size(threads)", "<=", AGAIN),
     dict(header="*debug/reference.hpp", original="size <= std::numeric_limits<double>::max()", becomes="size < std::numeric",
          reason="only the largest of all numbers differs"),
     dict(header="*debug/reference.hpp", original="ratio > report.worst", becomes="ratio >= report.worst",

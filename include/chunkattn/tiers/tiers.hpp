@@ -97,7 +97,8 @@ class MemoryTier final : public TierStore {
 /// directory is as secret as the prompts.
 class FileTier final : public TierStore {
  public:
-  /// \param path       a directory, made with the rights 0700 if it is not there
+  /// \param path       a directory, made with the rights 0700 if it is not there; on Windows
+  ///                   in UTF-8
   /// \param max_bytes  of all records, those of other processes, too
   /// \throws InvalidArgument for a path that cannot be written, or that another process, which was
   ///         stopped perhaps, keeps locked for 5 s
