@@ -7,6 +7,7 @@
 // ring of stages has half the bytes, and one tile of 16 bits stands beside it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -159,14 +160,14 @@ struct NarrowStages {
                              kv_tile);
   }
   /// The scales of K, on a warp's logits with the tokens from `first_token` of the tile on.
-  template <int Groups, int Eights>
+  template <std::size_t Groups, std::size_t Eights>
   CHUNKATTN_DEVICE static void scale_logits(unsigned char* shared, int num_stages, int stage,
                                             int first_token, int lane,
                                             float (&s)[Groups][Eights][4]) {
     const RowScales* scales = stage_scales(shared, num_stages, stage) + first_token + lane % 4 * 2;
     CHUNKATTN_UNROLL
-    for (int n = 0; n < Eights; ++n)
-      for (int i = 0; i < 4 * Groups; ++i) s[i / 4][n][i % 4] *= scales[n * 8 + i % 2].k;
+    for (int n = 0; n < int{Eights}; ++n)
+      for (int i = 0; i < 4 * int{Groups}; ++i) s[i / 4][n][i % 4] *= scales[n * 8 + i % 2].k;
   }
 
  private:

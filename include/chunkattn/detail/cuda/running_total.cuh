@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "../support/to_size.hpp"
 #include "exact_sum.cuh"
 #include "merge.cuh"
 #include "tile_layout.hpp"
@@ -43,8 +44,9 @@ class RunningTotal {
   /// where a loop over them takes no registers beside theirs.
   /// \param first   nothing was added before
   /// \param scale2  of `max`, in base 2
-  CHUNKATTN_DEVICE void add(bool first, bool last, const float (&max)[halves], float scale2,
-                            float (&sum)[halves], float (&out)[Groups][Columns / 8][4]) const {
+  CHUNKATTN_DEVICE void add(bool first, bool last, const float (&max)[to_size(halves)],
+                            float scale2, float (&sum)[to_size(halves)],
+                            float (&out)[to_size(Groups)][to_size(Columns / 8)][4]) const {
     CHUNKATTN_UNROLL
     for (int half = 0; half < halves; ++half) {
       if (!is_used(half)) continue;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "../support/bit_cast.hpp"
+#include "../support/to_size.hpp"
 #include "merge.cuh"
 #include "running_total.cuh"
 #include "tile_feed.cuh"
@@ -248,7 +249,7 @@ class TileAttention {
   // Logits, then probabilities, of a warp's rows with its tokens of a tile, as mma leaves them: of
   // each group of 16 this lane holds rows lane/4 and lane/4 + 8, tokens 2*(lane%4) and the next of
   // each 8.
-  using Scores = float[groups][Warps::warp_tokens / 8][4];
+  using Scores = float[to_size(groups)][to_size(Warps::warp_tokens / 8)][4];
 
   // One warp's part of a tile: its rows x warp_tokens tokens from path position `position` on.
   CHUNKATTN_DEVICE void attend(int stage, int position, int end) {
@@ -295,7 +296,7 @@ class TileAttention {
       s[i / (tokens / 2)][i / 4 % (tokens / 8)][i % 4] = 0.0f;
     CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) {
-      std::uint32_t fragment[groups][4];
+      std::uint32_t fragment[to_size(groups)][4];
       CHUNKATTN_UNROLL
       for (int group = 0; group < groups; ++group)
         if constexpr (!q_in_registers)
@@ -323,7 +324,7 @@ class TileAttention {
   // in P.
   CHUNKATTN_DEVICE void softmax(Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
-    float max[halves];
+    float max[to_size(halves)];
     bool moved = false;
     CHUNKATTN_UNROLL
     for (int half = 0; half < halves; ++half) {
@@ -377,7 +378,7 @@ class TileAttention {
   }
 
   // Brings outputs and sums to the new maxima.
-  CHUNKATTN_DEVICE void rescale(const float (&max)[halves]) {
+  CHUNKATTN_DEVICE void rescale(const float (&max)[to_size(halves)]) {
     CHUNKATTN_UNROLL
     for (int half = 0; half < halves; ++half) {
       // One that has not moved has the factor 1, infinity too.
@@ -415,7 +416,7 @@ class TileAttention {
     std::uint32_t special = 0;
     CHUNKATTN_UNROLL
     for (int first = 0; first < Warps::warp_tokens / 16; first += steps) {
-      std::uint32_t p[steps][groups][4];
+      std::uint32_t p[to_size(steps)][to_size(groups)][4];
       CHUNKATTN_UNROLL
       for (int i = 0; i < steps * groups * 4; ++i) {
         const int step = i / (4 * groups);
@@ -424,7 +425,7 @@ class TileAttention {
       }
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
-        float sums[groups][2][4] = {};
+        float sums[to_size(groups)][2][4] = {};
         CHUNKATTN_UNROLL
         for (int step = 0; step < steps; ++step) {
           std::uint32_t b[4];
@@ -488,10 +489,10 @@ class TileAttention {
   const Tables& tables_;
   unsigned char* shared_;
   const TileRange& range_;  // in shared memory: registers are for outputs
-  std::uint32_t query_[groups][q_in_registers ? k_steps : 1][4];
-  float out_[groups][Warps::warp_columns / 8][4] = {};
-  float max_[halves];  // of q k, not scaled
-  float sum_[halves] = {};
+  std::uint32_t query_[to_size(groups)][to_size(q_in_registers ? k_steps : 1)][4];
+  float out_[to_size(groups)][to_size(Warps::warp_columns / 8)][4] = {};
+  float max_[to_size(halves)];  // of q k, not scaled
+  float sum_[to_size(halves)] = {};
 };
 
 }  // namespace detail::cuda

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../support/bit_cast.hpp"
+#include "../support/to_size.hpp"
 #include "merge.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -17,7 +18,7 @@ namespace detail::cuda {
 /// each group of 8 tokens number 2*(lane%4) and the next.
 template <class T, class V, int Tokens>
 class VariantTile {
-  using Scores = float[Tokens / 8][4];
+  using Scores = float[to_size(Tokens / 8)][4];
 
  public:
   /// \param row_len, row_index  of the 16 rows

@@ -9,7 +9,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-[[nodiscard]] constexpr std::size_t to_size(std::int64_t n) noexcept {
+[[nodiscard]] CHUNKATTN_HD constexpr std::size_t to_size(std::int64_t n) noexcept {
   return static_cast<std::size_t>(n);
 }
 
