@@ -16,7 +16,7 @@ parser.add_argument("--chunk", type=int, help="query tokens of a step: few of th
 parser.add_argument("--block-size", type=int)
 parser.add_argument("--tokens", type=int, default=24, help="of each text")
 parser.add_argument("--random", type=int, help="a model without a tokenizer: prompts of random tokens")
-parser.add_argument("--logprobs", action="store_true", help="and the logprob of each token")
+parser.add_argument("--logprobs", action="store_true", help="and the logprob of each token, and the 5 likeliest")
 parser.add_argument("--ngram", action="store_true", help="speculative decoding by what the text has had")
 parser.add_argument("--process", action="store_true", help="the engine in a process of its own, as vLLM has it")
 parser.add_argument("--quick", action="store_true", help="a cold run alone")
@@ -56,12 +56,13 @@ def main():
                                               " Once upon a time", " The capital of France is", " 1, 2, 3,")]
         prompts += ["The capital of Italy is", system[:700] + " In short:"]
     sampling = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True,
-                              logprobs=0 if arguments.logprobs else None, detokenize=arguments.random is None)
+                              logprobs=5 if arguments.logprobs else None, detokenize=arguments.random is None)
     runs = []
     for _ in range(1 if arguments.quick else 2):
         outputs = [request.outputs[0] for request in llm.generate(prompts, sampling, use_tqdm=False)]
         runs.append([{"ids": list(o.token_ids), "text": o.text,
-                      "logprobs": [next(iter(at.values())).logprob for at in o.logprobs or []]} for o in outputs])
+                      "logprobs": [at[token].logprob for token, at in zip(o.token_ids, o.logprobs or [])],
+                      "likeliest": [list(at) for at in o.logprobs or []]} for o in outputs])
     from chunkattn_vllm import statistics
 
     with open(arguments.out, "w") as file:

@@ -85,6 +85,7 @@ class Plan:
         self.shape = (page_size, num_pages)
         self.handle = load().chunkattn_plan_create(page_size, num_pages, 0)  # vLLM's null block is 0
         check(self.handle is None)
+        self.destroy = load().chunkattn_plan_destroy  # when Python ends, load is gone before
         self.number = 0  # of the last batch
 
     def build(self, block_table, seq_lens, query_start_loc, num_sequences):
@@ -101,8 +102,8 @@ class Plan:
         return self.number
 
     def __del__(self):
-        if getattr(self, "handle", None):
-            load().chunkattn_plan_destroy(self.handle)
+        if hasattr(self, "destroy"):
+            self.destroy(self.handle)
 
 
 def layer(k, v):
