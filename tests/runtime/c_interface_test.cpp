@@ -119,7 +119,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 template <int HeadDim, int ValueDim, class Kv, class Qo>
-void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t qo_type) {
+void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t qo_type,
+                       bool one_term = false) {
   test::Random random(stream);
   const chunkattn_config config{.version = CHUNKATTN_C_VERSION,
                                 .head_dim = HeadDim,
@@ -129,10 +130,13 @@ void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t 
                                 .kv_type = kv_type,
                                 .qo_type = qo_type,
                                 .num_threads = 1,  // slots may be written twice
-                                .scale = 0.3f};
+                                .scale = 0.3f,
+                                .accuracy = one_term ? CHUNKATTN_ONE_TERM : CHUNKATTN_TWO_TERMS};
   const Attention attention = make(config);
   REQUIRE_MESSAGE(attention, std::string(chunkattn_error()));
-  ChunkAttention<Cpu, HeadDim, ValueDim> expected_of(1, {.sm_scale = 0.3f});
+  ChunkAttention<Cpu, HeadDim, ValueDim> expected_of(
+      1, {.sm_scale = 0.3f,
+          .accuracy = one_term ? CpuOptions::Accuracy::one_term : CpuOptions::Accuracy::two_terms});
   const std::vector<float> per_head{-1, 0.5f, 0.25f, 2};
   const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
   test::PageBatches batches(random,
@@ -217,6 +221,7 @@ TEST_CASE("the C interface computes the bits of the C++ front") {
   check_against_cpp<16, 16, float, float>(1, CHUNKATTN_FLOAT32, CHUNKATTN_FLOAT32);
   check_against_cpp<16, 24, half, float>(2, CHUNKATTN_FLOAT16, CHUNKATTN_FLOAT32);
   check_against_cpp<16, 16, bfloat16, bfloat16>(3, CHUNKATTN_BFLOAT16, CHUNKATTN_BFLOAT16);
+  check_against_cpp<16, 16, bfloat16, bfloat16>(4, CHUNKATTN_BFLOAT16, CHUNKATTN_BFLOAT16, true);
 }
 
 constexpr chunkattn_config good{.version = CHUNKATTN_C_VERSION,
@@ -227,7 +232,8 @@ constexpr chunkattn_config good{.version = CHUNKATTN_C_VERSION,
                                 .kv_type = CHUNKATTN_FLOAT32,
                                 .qo_type = CHUNKATTN_FLOAT32,
                                 .num_threads = 1,
-                                .scale = 0};
+                                .scale = 0,
+                                .accuracy = CHUNKATTN_TWO_TERMS};
 
 TEST_CASE("objects that cannot be made say why") {
   const auto refused = [](auto change) -> std::string {
@@ -238,7 +244,7 @@ TEST_CASE("objects that cannot be made say why") {
   };
   CHECK(chunkattn_c_version() == CHUNKATTN_C_VERSION);
   CHECK(refused([](auto& c) { c.version = 7; }) ==
-        "config.version = 7: expected CHUNKATTN_C_VERSION = 1");
+        "config.version = 7: expected CHUNKATTN_C_VERSION = 2");
   CHECK(refused([](auto& c) { c.head_dim = 32; }) ==
         "config.head_dim = 32:32 of float for float: expected one with kernels: 16:16 of float for "
         "float, "
@@ -259,6 +265,8 @@ TEST_CASE("objects that cannot be made say why") {
       refused([](auto& c) { c.num_qo_heads = 65538; }).starts_with("config.num_qo_heads = 65538"));
   CHECK(refused([](auto& c) { c.num_qo_heads = 0; }).starts_with("config.num_qo_heads = 0"));
   CHECK(refused([](auto& c) { c.num_threads = -1; }).starts_with("num_threads = -1: expected"));
+  CHECK(refused([](auto& c) { c.accuracy = 2; }) ==
+        "config.accuracy = 2: expected CHUNKATTN_TWO_TERMS = 0 or CHUNKATTN_ONE_TERM = 1");
   CHECK(refused([](auto& c) { c.scale = std::nanf(""); }).starts_with("options.sm_scale = "));
   CHECK(chunkattn_attention_create(nullptr) == nullptr);
   CHECK(std::string(chunkattn_error()) == "config = null: expected not null");

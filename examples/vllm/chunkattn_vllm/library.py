@@ -1,11 +1,13 @@
 """chunkattn/c/chunkattn.h by ctypes."""
 import ctypes as c
 import functools
+import os
 import pathlib
 
-VERSION = 1  # CHUNKATTN_C_VERSION
+VERSION = 2  # CHUNKATTN_C_VERSION
 I32, I64, F32, PTR = c.c_int32, c.c_int64, c.c_float, c.c_void_p
 
+ACCURACIES = {"two_terms": 0, "one_term": 1}
 totals = {"steps": 0, "pages_read": 0, "pages_alone": 0}  # see chunkattn_vllm.statistics()
 
 
@@ -15,7 +17,7 @@ class Error(RuntimeError):
 
 class Config(c.Structure):
     _fields_ = [(n, I32) for n in ("version", "head_dim", "value_dim", "num_qo_heads", "num_kv_heads", "kv_type",
-                                   "qo_type", "num_threads")] + [("scale", F32)]
+                                   "qo_type", "num_threads")] + [("scale", F32), ("accuracy", I32)]
 
 
 class Variant(c.Structure):
@@ -71,9 +73,13 @@ def check(result):
 @functools.cache
 def attention(head_dim, num_qo_heads, num_kv_heads, element_type, scale, num_threads):
     """Attention for all layers that are alike; it stays for the life of the process."""
+    accuracy = os.environ.get("CHUNKATTN_VLLM_ACCURACY", "two_terms")
+    if accuracy not in ACCURACIES:
+        raise Error(f"CHUNKATTN_VLLM_ACCURACY = {accuracy}: expected one of {', '.join(ACCURACIES)}")
     made = load().chunkattn_attention_create(c.byref(Config(
         version=VERSION, head_dim=head_dim, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
-        kv_type=element_type, qo_type=element_type, num_threads=num_threads, scale=scale)))
+        kv_type=element_type, qo_type=element_type, num_threads=num_threads, scale=scale,
+        accuracy=ACCURACIES[accuracy])))
     check(made is None)
     return made
 

@@ -24,10 +24,14 @@ extern "C" {
 #endif
 
 /** The version of this interface. */
-#define CHUNKATTN_C_VERSION 1
+#define CHUNKATTN_C_VERSION 2
 
 /** Types of elements. */
 enum { CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1, CHUNKATTN_BFLOAT16 = 2 };
+
+/** How accurate products are at least, see CpuOptions::Accuracy. One term rounds probabilities, and
+ *  queries of other types, to bfloat16 where the processor multiplies these faster. */
+enum { CHUNKATTN_TWO_TERMS = 0, CHUNKATTN_ONE_TERM = 1 };
 
 /** Attention for heads of one size and K/V of one type, on some threads. It serves all layers. */
 typedef struct chunkattn_attention chunkattn_attention;
@@ -45,6 +49,7 @@ typedef struct chunkattn_config {
   int32_t qo_type;      /**< of q, k, v and out */
   int32_t num_threads;  /**< the caller's included; 0: as many as there are CPUs to use */
   float scale;          /**< factor of q·k; 0: 1 / sqrt(head_dim) */
+  int32_t accuracy;     /**< CHUNKATTN_TWO_TERMS or CHUNKATTN_ONE_TERM */
 } chunkattn_config;
 
 /** What some models do to logits: soft_cap or sinks, with or without a window, or alibi_slopes.

@@ -114,6 +114,7 @@ inline std::unique_ptr<AnyAttention> make_for(const chunkattn_config& config,
   const ElementType qo = type_of(config.qo_type, "config.qo_type");
   CpuOptions options;
   if (config.scale != 0) options.sm_scale = config.scale;
+  if (config.accuracy == CHUNKATTN_ONE_TERM) options.accuracy = CpuOptions::Accuracy::one_term;
 #define CHUNKATTN_C_CHOOSE(HeadDim, ValueDim, Kv, Qo)                     \
   if (size == HeadSize(HeadDim, ValueDim) && kv == element_type_of<Kv> && \
       qo == element_type_of<Qo>)                                          \
@@ -142,6 +143,9 @@ inline void check_heads(const chunkattn_config& config) {
     fail_argument(
         "config.num_qo_heads", config.num_qo_heads,
         {"a multiple of num_kv_heads = ", config.num_kv_heads, ", at most ", max_qo_heads});
+  check_argument(config.accuracy == CHUNKATTN_TWO_TERMS || config.accuracy == CHUNKATTN_ONE_TERM,
+                 "config.accuracy", config.accuracy,
+                 "CHUNKATTN_TWO_TERMS = 0 or CHUNKATTN_ONE_TERM = 1");
 }
 
 template <class T>
