@@ -9,6 +9,7 @@ before had.
 """
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -23,8 +24,9 @@ parser.add_argument("--hidden", type=int, default=4096, help="4,096 and --inner 
 parser.add_argument("--inner", type=int, default=14336)
 parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
 parser.add_argument("--shared", type=numbers, default=[0, 1024, 4096])
-parser.add_argument("--own", type=int, default=64, help="tokens of a prompt beside the shared ones")
-parser.add_argument("--rounds", type=int, default=10, help="at least 9")
+parser.add_argument("--own", type=int, default=130, help="tokens of a prompt beside the shared ones; more than a block "
+                    "of 128: the prefix cache has most of them in all rounds but the first")
+parser.add_argument("--rounds", type=int, default=30, help="at least 6")
 parser.add_argument("--steps", type=int, default=4)
 arguments = parser.parse_args()
 os.environ |= {"CHUNKATTN_VLLM": "on", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
@@ -88,9 +90,10 @@ class Bench:
 
 
 def interval(ratios):
-    """Their median, and the least and largest but one: from 9 rounds on at least 96 % for it to be between them."""
-    ordered = sorted(ratios)
-    return f"{statistics.median(ordered):.2f} ({ordered[1]:.2f}–{ordered[-2]:.2f})"
+    """Their median, and the two of them between which it is in 95 % of cases or more, whatever their distribution."""
+    ordered, n = sorted(ratios), len(ratios)
+    beside = max((k for k in range(n // 2) if sum(math.comb(n, i) for i in range(k + 1)) <= 0.025 * 2**n), default=0)
+    return f"{statistics.median(ordered):.3f} ({ordered[beside]:.3f}–{ordered[-1 - beside]:.3f})"
 
 
 with tempfile.TemporaryDirectory() as folder:
