@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
-# run.sh CASE.cpp: the case must be refused by the compiler with every text it names in a line
+# run.sh CASE.cpp [WORK]: the case must be refused by the compiler with every text it names in a line
 #   // expect: TEXT
 # in at most as many lines as it says, if it does, in a line
 #   // lines: NUMBER
 # and must compile when CHUNKATTN_CONTROL is defined, so that it is refused for that reason only. All of
 # that once for each NAME, as which CHUNKATTN_EACH is defined, where it has a line
 #   // each: NAME...
+# run.sh precompile WORK: into WORK what most cases include, which they are given if they are given WORK.
 set -u
-case_file=$1
 # The kernels that compile fastest.
-compile=("${CXX:-c++}" -std=c++20 -fsyntax-only -DCHUNKATTN_ISA=portable -Iinclude -Itests "$case_file")
+compiler=("${CXX:-c++}" -std=c++20 -DCHUNKATTN_ISA=portable -Iinclude -Itests)
+if [ "$1" = precompile ]; then
+  mkdir -p "$2"
+  echo '#include <chunkattn/chunkattn.hpp>' >"$2/common.hpp"
+  exec "${compiler[@]}" -x c++-header "$2/common.hpp" -o "$2/common.hpp.gch"
+fi
+case_file=$1
+compile=("${compiler[@]}" -fsyntax-only ${2:+-include "$2/common.hpp"} "$case_file")
 
 check() {  # check [options...]
   local errors text lines most

@@ -13,7 +13,7 @@ cd "$work"
 fail() { echo "FAILED: $*"; exit 1; }
 strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
 # shellcheck disable=SC2086
-compile() { "$cxx" -std=c++20 -O1 -fPIC -fvisibility=hidden $strict -DCHUNKATTN_ISA=native -I "$root/include" "$@"; }
+compile() { "$cxx" -std=c++20 -Og -fPIC -fvisibility=hidden $strict -DCHUNKATTN_ISA=native -I "$root/include" "$@"; }
 
 compile -shared "$here/kernels.cpp" -o libone.so -pthread
 

@@ -43,7 +43,7 @@ ran=0
 for source in "$work"/*.cpp; do
   [ -e "$source" ] || fail "no C++ blocks"
   program=${source%.cpp}
-  "${CXX:-g++}" -std=c++20 -O1 -Wall -Wextra -UNDEBUG -I include "${given[@]}" "$source" -o "$program" -pthread
+  "${CXX:-g++}" -std=c++20 -Og -Wall -Wextra -UNDEBUG -I include "${given[@]}" "$source" -o "$program" -pthread
   if [ -e "$program.expected" ]; then
     "$program" >"$program.printed" || fail "$(basename "$program") leaves with $?"
     diff "$program.expected" "$program.printed" || fail "the program does not print what the page shows (<)"

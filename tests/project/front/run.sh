@@ -15,7 +15,7 @@ cd "$work"
 fail() { echo "FAILED: $*"; exit 1; }
 warnings="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
 # shellcheck disable=SC2086
-compile() { "$cxx" -std=c++20 -O1 $warnings -I "$root/include" "$@"; }
+compile() { "$cxx" -std=c++20 -Og $warnings -I "$root/include" "$@"; }
 
 if [ "$backend" = time ]; then
   "$root/tools/quick_start.sh" "$root/README.md" >quick_start.cpp
