@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run.sh [kernels|some|wrappers|mutants|programs WORK]: compiles the CUDA kernels, all that are tuned or some of them
-# (check_ptxas.py), or each wrapper of ptx.cuh (check_sass.py), and looks at what came out; or names the mutants of the
+# run.sh [kernels|some|wrappers|sass|mutants|programs WORK]: compiles the CUDA kernels, all that are tuned or some of
+# them (check_ptxas.py), or each wrapper of ptx.cuh (check_sass.py), or some kernels for their machine code
+# (check_kernels.py), and looks at what came out; or names the mutants of the
 # kernels (mutate.py), none of whose kinds may be without a place in them; or compiles and links what tools/gpu.sh will
 # run on a GPU, for one architecture, into WORK.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
@@ -26,6 +27,7 @@ if [ "${1:-kernels}" = programs ]; then
 fi
 case ${1:-kernels} in
   kernels) exec python3 "$here/check_ptxas.py" --tuned ;;
+  sass) exec python3 "$here/check_kernels.py" ;;
   some) exec python3 "$here/check_ptxas.py" --quick --head-dim 128 ;;
   *) exec python3 "$here/check_sass.py" ;;
 esac
