@@ -10,8 +10,11 @@
 #   gpu.sh profile    Nsight Compute on four cases of it                            profile.txt
 #   gpu.sh peers      other projects' kernels on the same cases                     peers.txt
 #   gpu.sh            test to peers
+#   gpu.sh once       all of these in smaller doses within one call of ten minutes (CALL_SECONDS, 570),
+#                     what is worth most first
 # Steps may be named in any order, alone or several. Each ends within nine minutes on 16 cores and
-# leaves one file in OUT (default build/gpu/results). A part that fails does not stop the others.
+# leaves one file in OUT (default build/gpu/results), written as it goes. A part that fails does not
+# stop the others.
 # Environment: CUDA_ARCH (default: the device's, without one 90a), NVCC, CHUNKATTN_SEED, GPU_OPTIMISE
 # (3; 0 compiles in two thirds of the time, for who asks only whether it compiles).
 # Exit: 0 passed, 1 something failed or is missing, 2 bad arguments, 77 no GPU for these steps.
@@ -24,7 +27,7 @@ nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 all_steps="test sanitize sanitize2 bench profile peers"
 failures=()
 
-usage() { sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,22s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 failed() { failures+=("$*"); echo "FAILED: $*"; }
 
 # --- what a bare machine lacks -----------------------------------------------------------------------
@@ -100,23 +103,45 @@ compile_serve() {
 
 # --- steps -------------------------------------------------------------------------------------------
 
-# part NAME SECONDS COMMAND...: runs it, its output goes to the step's file and here.
+# part NAME SECONDS COMMAND...: runs it, its output goes to the step's file and here. Where there is a
+# deadline, a third of its time is enough.
 part() {
-  local name=$1 seconds=$2 status
+  local name=$1 seconds=$2 status left
   shift 2
   echo "== $name"
+  if [ "$deadline" -gt 0 ]; then
+    left=$((deadline - SECONDS)) seconds=$((seconds / 3))
+    if [ $left -lt $seconds ]; then seconds=$left; fi
+    if [ $seconds -lt 10 ]; then failed "$name: left out, the time is up"; return; fi
+  fi
   timeout -k 5 "$seconds" "$@" 2>&1 | head -c 1500000 | tee "$build/part.txt"
   status=${PIPESTATUS[0]}
   [ "$status" = 124 ] && failed "$name: not done within $seconds s" && return
+  if grep -q ERR_NVGPUCTRPERM "$build/part.txt"; then  # the machine's owner keeps its counters
+    echo "$name: NOT profiled, ncu is not permitted to read counters here"
+    return
+  fi
   [ "$status" = 0 ] || failed "$name: exit $status"
 }
 
 run_test() {
-  program cuda_gpu_test && part "CUDA tests" 300 "$build/cuda_gpu_test"
+  program cuda_gpu_test && part "CUDA tests" 240 env "CHUNKATTN_TEST_SCALE=$scale" "$build/cuda_gpu_test" && run_shared
   if [ ! -f "$data/models/stories260K.bin" ]; then failed "serve: no weights, see gpu.sh pack"; return; fi
   program serve && part "serve, logits as on the CPU" 120 "$build/serve" generate --device cuda \
     --model "$data/models/stories260K.bin" --tokenizer "$data/models/tok512.bin" \
     --prompts "$data/models/stories260K.prompts.json" --check
+}
+# Two processes that share the device by MPS, each with a part of its multiprocessors.
+run_shared() {
+  if ! command -v nvidia-cuda-mps-control >/dev/null; then echo "MPS: NOT run, no nvidia-cuda-mps-control"; return; fi
+  part "two processes by MPS" 60 env CHUNKATTN_TEST_SCALE=0.05 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40 bash -c '
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    trap "echo quit | nvidia-cuda-mps-control; rm -rf $CUDA_MPS_PIPE_DIRECTORY" EXIT
+    nvidia-cuda-mps-control -d || exit
+    "$@" & one=$!
+    "$@"; other=$?
+    wait $one && exit $other' _ "$build/cuda_gpu_test" "--test-case=kernels agree*,*graph*"
 }
 run_sanitizers() {
   local tool sanitizer
@@ -132,7 +157,7 @@ run_sanitize() { run_sanitizers memcheck racecheck; }
 run_sanitize2() { run_sanitizers initcheck synccheck; }
 run_bench() {
   program cuda_sweep || return
-  part "sweep" 480 "$build/cuda_sweep" "${SECONDS_PER_CASE:-0.3}"
+  part "sweep" 480 "$build/cuda_sweep" "${SECONDS_PER_CASE:-$seconds_per_case}"
   sed -n 's/^{"case": "\([^"]*\)".* "us": \([0-9.]*\), "floor_us": \([0-9.]*\),.*/\1|\2|\3/p' "$build/part.txt" |
     awk -F'|' 'BEGIN { printf "%-34s %9s %9s %9s\n", "case", "us", "floor", "of floor" }
                { printf "%-34s %9.1f %9.1f %8.0f%%\n", $1, $2, $3, 100 * $3 / $2 }'
@@ -157,12 +182,17 @@ run_peers() {
       _ "$python" "$build/site" "${wheels[@]}"
   fi
   part "peers" 460 env PYTHONPATH="$build/site" FASTTREE=.gpu-pack/peers/FastTree-Artifact/kernel_bench \
-    "$python" bench/peers/gpu_peers.py --seconds 400
+    "$python" bench/peers/gpu_peers.py --seconds "$peer_seconds"
 }
 
 # --- arguments ---------------------------------------------------------------------------------------
 
 steps=${*:-$all_steps}
+deadline=0 scale=1 seconds_per_case=0.3 peer_seconds=400
+if [ "$steps" = once ]; then
+  deadline=${CALL_SECONDS:-570} scale=0.3 seconds_per_case=0.05 peer_seconds=120
+  steps="test sanitize bench profile peers sanitize2"
+fi
 for step in $steps; do
   case " pack build $all_steps " in *" $step "*) ;; *) echo "gpu.sh: unknown step '$step'" >&2; usage ;; esac
 done
@@ -170,7 +200,9 @@ data=${CHUNKATTN_DATA:-../shared}
 [ ! -d .gpu-pack/data ] || data=.gpu-pack/data
 export CHUNKATTN_DATA=$data
 mkdir -p "$build"
-device=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
+# nvidia-smi numbers devices by their bus, programs by their speed unless told otherwise.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+device=$(nvidia-smi ${CUDA_VISIBLE_DEVICES:+-i "${CUDA_VISIBLE_DEVICES%%,*}"} --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
 cap=$(echo "${device##*, }" | tr -d .)
 arch=${CUDA_ARCH:-${cap:-90}}
 [ "$arch" = 90 ] && arch=90a

@@ -3,9 +3,11 @@
 #include <thrust/copy.h>
 #include <thrust/device_vector.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
@@ -249,12 +251,16 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
     const auto view = plan.build(step);
     cache.grow(static_cast<std::size_t>(tree.num_chunks()));
     graphed.prepare(view, stream);
-    if (i == 0) {
+    if (i % 20 == 0) {  // captured anew, it is an update of the one before
       cudaGraph_t captured = nullptr;
       REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
       run(graphed, view, out);
       REQUIRE(cudaStreamEndCapture(stream, &captured) == cudaSuccess);
-      REQUIRE(cudaGraphInstantiate(&graph, captured, 0) == cudaSuccess);
+      cudaGraphExecUpdateResultInfo result;
+      if (graph == nullptr)
+        REQUIRE(cudaGraphInstantiate(&graph, captured, 0) == cudaSuccess);
+      else
+        REQUIRE(cudaGraphExecUpdate(graph, captured, &result) == cudaSuccess);
       cudaGraphDestroy(captured);
     }
     REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
@@ -266,6 +272,20 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   CHECK(wrong == 0);
   cudaGraphExecDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+TEST_CASE("threads with streams of their own, on two devices where there are as many") {
+  int devices = 0;
+  REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
+  if (devices == 1) std::printf("one device: a second one was NOT tried\n");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([i, devices] {
+      CHECK(cudaSetDevice(i % 2 % devices) == cudaSuccess);
+      test::Random random(static_cast<std::uint64_t>(110 + i));
+      for (int n = 0; n < test::scaled(10); ++n) check<Half, 128>(random, random_case(random));
+    });
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_CASE("host memory where device memory is meant is refused") {

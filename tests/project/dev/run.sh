@@ -275,11 +275,12 @@ printf '#!/usr/bin/env bash\necho "%s $*"\ncase " ${BROKEN:-} " in *" %s "*) exi
 chmod +x "$2"
 END
     imitate g++ <<<'while [ "$1" != -o ]; do shift; done; touch "$2"'
-    imitate nvidia-smi <<<'[ -n "${NO_GPU:-}" ] && exit 9; echo "NVIDIA H200, ${DRIVER:-580.1}, 143771 MiB, 9.0"'
+    imitate nvidia-smi <<<'[ -n "${NO_GPU:-}" ] && exit 9; [ "$1 $2" != "-i 3" ] || DRIVER=525.1; echo "NVIDIA H200, ${DRIVER:-580.1}, 143771 MiB, 9.0"'
     imitate compute-sanitizer <<<'echo "compute-sanitizer $*"; [ "$2" != "${BROKEN_TOOL:-}" ]'
-    imitate ncu <<<'echo "ncu $*"; [ -z "${TALKATIVE:-}" ] || head -c 3000000 /dev/zero | tr "\0" "x"'
+    imitate nvidia-cuda-mps-control <<<'echo "mps $* $(basename "$CUDA_MPS_PIPE_DIRECTORY") $([ -n "$1" ] || cat)"'
+    imitate ncu <<<'echo "ncu $*"; [ -z "${FORBIDDEN:-}" ] || { echo "==ERROR== ERR_NVGPUCTRPERM"; exit 1; }; [ -z "${TALKATIVE:-}" ] || head -c 3000000 /dev/zero | tr "\0" "x"'
     imitate python3 <<<'echo "python3 $*"; case "$*" in *broken.whl) exit 1 ;; esac'
-    imitate timeout <<<'echo "$3" >>"$LIMITS"; shift 3; exec "$@"'
+    imitate timeout <<<'echo "$3" >>"$LIMITS"; shift 3; sleep "${SLOW:-0}"; exec "$@"'
     export CALLS=$work/calls LIMITS=$work/limits OUT=$work/out CXX=$work/bin/g++ NVCC=$work/bin/nvcc
     gpu() {  # STATUS ARGUMENTS...
       local expected=$1 status=0
@@ -314,6 +315,22 @@ END
       [ "$(grep -c '^== ' "$OUT/$step.txt")" = "$(wc -l <"$LIMITS")" ] || fail "$step: a part without a limit"
     done
     TALKATIVE=yes gpu 1 profile
+    CUDA_VISIBLE_DEVICES=3,1 gpu 1 bench  # the device that programs see
+    says "$work/log" "the driver is 525.1"
+    FORBIDDEN=yes gpu 0 profile
+    [ "$(grep -c "NOT profiled, ncu is not permitted" "$OUT/profile.txt")" = 4 ] || fail "counters that are not permitted"
+    gpu 0 once  # everything, within the time that is left
+    [ "$(ls "$OUT" | wc -l)" = 6 ] || fail "once: not six files: $(ls "$OUT")"
+    [ "$(cat "$OUT"/*.txt | grep -c '^== ')" = "$(wc -l <"$LIMITS")" ] || fail "once: a part without a limit"
+    says "$OUT/test.txt" "mps -d tmp."
+    says "$OUT/test.txt" "quit"
+    [ "$(grep -c '^cuda_gpu_test --test-case=kernels' "$OUT/test.txt")" = 2 ] || fail "not two processes by MPS"
+    says "$OUT/bench.txt" "cuda_sweep 0.05"
+    says "$OUT/peers.txt" "gpu_peers.py --seconds 120"
+    [ "$(sort -n "$LIMITS" | tail -n 1)" -le 160 ] || fail "once: a part may take $(sort -n "$LIMITS" | tail -n 1) s"
+    SLOW=3 CALL_SECONDS=15 gpu 1 once
+    says "$work/log" "left out, the time is up"
+    [ -s "$LIMITS" ] && [ "$(sort -n "$LIMITS" | tail -n 1)" -le 15 ] || fail "once: a part may end after the call"
     [ "$(wc -c <"$OUT/profile.txt")" -le 6100000 ] || fail "profile.txt has $(wc -c <"$OUT/profile.txt") bytes"
     mkdir "$tree/.gpu-pack/peers"
     touch "$tree/.gpu-pack/peers/broken.whl" "$tree/.gpu-pack/peers/good.whl"
@@ -322,9 +339,10 @@ END
     says "$OUT/peers.txt" "good.whl"
     says "$OUT/peers.txt" "gpu_peers.py --seconds 400"
     BROKEN="cuda_gpu_test" BROKEN_TOOL=memcheck gpu 1 test sanitize bench
-    says "$work/log" "FAILED, 2:"
+    says "$work/log" "FAILED, 3:"
     says "$work/log" "  CUDA tests: exit 3"
     says "$work/log" "  memcheck: exit 1"
+    says "$work/log" "  two processes by MPS: exit 3"
     says "$OUT/test.txt" "serve generate --device cuda"
     says "$OUT/sanitize.txt" "compute-sanitizer --tool racecheck"
     says "$OUT/bench.txt" "cuda_sweep 0.3"
