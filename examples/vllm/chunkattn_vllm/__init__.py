@@ -5,7 +5,7 @@ CHUNKATTN_VLLM=off leaves vLLM as it is.
 import logging
 import os
 
-SUPPORTED = ("0.32",)  # minor versions: what vLLM asks of backends is part of no promise between them
+SUPPORTED = ("0.30", "0.31", "0.32")  # minor versions: what vLLM asks of backends is part of no promise between them
 
 log = logging.getLogger("vllm.chunkattn")  # below vLLM's own, so that it is shown as that is
 
