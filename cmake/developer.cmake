@@ -18,6 +18,14 @@ endif()
 # An option for what would take more than 1 GB: g++ then looks for what it no longer needs more often.
 set(chunkattn_spare_memory "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-expand=30>")
 
+# Whether what most units include is compiled once for all of the same options: in a run of all tests. (ccache keeps
+# nothing that uses it.)
+set(chunkattn_precompile FALSE)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT CMAKE_CROSSCOMPILING AND
+   (CHUNKATTN_GROUP_TESTS OR CHUNKATTN_FAST_TESTS))
+  set(chunkattn_precompile TRUE)
+endif()
+
 # A target of its own, so that tests of another instruction set can leave it out.
 add_library(chunkattn_native INTERFACE)
 if(CHUNKATTN_ONLY_ISA)

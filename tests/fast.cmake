@@ -35,9 +35,9 @@ set(CHUNKATTN_FAST_TEST_NAMES
   consumer.find_package dev.bare dev.help dev.jobs hygiene.includes hygiene.version)
 
 # The largest first: the last to be compiled has a processor for itself.
-chunkattn_fast_program(fast_oracle SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_oracle SCALE 0.3 OPTIONS -Og
   TESTS attention_errors_test attention_oracle_test softmax_state_test)
-chunkattn_fast_program(fast_variants OPTIONS -O1
+chunkattn_fast_program(fast_variants OPTIONS -Og
   TESTS attention_nan_test attention_value_dim_test attention_variants_test)
 chunkattn_fast_program(fast_engine SCALE 0.7 OPTIONS -O0 TESTS engine_sim_test)
 chunkattn_fast_program(fast_tree OPTIONS -O0
@@ -46,33 +46,33 @@ chunkattn_fast_program(fast_tree OPTIONS -O0
         tree_chunks_test tree_retention_test tree_view_test)
 chunkattn_fast_program(fast_cache SCALE 0.3 OPTIONS -O0
   TESTS checkpoint_test expiry_test learning_test rank_test tenant_test)
-chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -Og
   TESTS step_misuse_test step_random_test step_test tree_failure_test kv_growth_test)
-chunkattn_fast_program(fast_plans SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_plans SCALE 0.3 OPTIONS -Og
   TESTS block_table_test paged_plan_test plan_figure2_test plan_steps_test step_view_test)
-chunkattn_fast_program(fast_attention SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_attention SCALE 0.3 OPTIONS -Og
   TESTS attention_alone_test attention_invariant_test child_process_test merge_state_test)
-chunkattn_fast_program(fast_pages SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_pages SCALE 0.3 OPTIONS -Og
   TESTS draft_commit_test fork_copies_test paged_attention_test)
 chunkattn_fast_program(fast_kv OPTIONS -O0
   TESTS kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
 chunkattn_fast_program(fast_tiers OPTIONS -O0
   TESTS stored_records_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test tier_systems_test tiers_test)
-chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -Og
   TESTS cuda_write_test cuda_attention_test cuda_emulator_test cuda_front_test cuda_same_code_test)
-chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -Og
   TESTS cuda_checks_test cuda_driver_test cuda_model_test cuda_schedule_test cuda_transfer_test)
-chunkattn_fast_program(fast_cuda_kernels SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_cuda_kernels SCALE 0.3 OPTIONS -Og
   TESTS cuda_kernels_test cuda_large_tiles_test cuda_quantized_test)
-chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -O1
+chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -Og
   TESTS array_test element_test executor_test openmp_executor_test waitable_test
         cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test dots_test
         pairs_test tile_test)
-chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -O1 TESTS step_batch_test plan_arrays_test)
-chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -O1 TESTS cpu_dispatch_test)
-chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -O1 TESTS attention_variants_test)
+chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -Og TESTS step_batch_test plan_arrays_test)
+chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -Og TESTS cpu_dispatch_test)
+chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -Og TESTS attention_variants_test)
 # These two define a macro before they include anything.
-chunkattn_fast_program(fast_threads OPTIONS -O1 TESTS attention_threads_test)
+chunkattn_fast_program(fast_threads OPTIONS -Og TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
 
 # What the full run compiles in the same programs, where CHUNKATTN_GROUP_TESTS is set: what these tests share
@@ -105,6 +105,9 @@ function(chunkattn_add_fast_programs)
       if(NOT CHUNKATTN_ONLY_ISA)
         target_compile_definitions(${program} PRIVATE CHUNKATTN_ISA=native)
       endif()
+      if(fast_${program}_OPTIONS STREQUAL "-Og")
+        chunkattn_precompile(${program} "${source}")
+      endif()
     endif()
     foreach(test IN LISTS fast_${program}_TESTS)
       get_property(labels GLOBAL PROPERTY CHUNKATTN_LABELS_OF_${test})
@@ -133,6 +136,9 @@ function(chunkattn_add_grouped_programs)
     target_compile_options(${target} PRIVATE ${fast_${program}_OPTIONS})
     if(NOT program STREQUAL fast_cpu)
       chunkattn_leave_other_sets(${target})
+      if(fast_${program}_OPTIONS STREQUAL "-Og")
+        chunkattn_precompile(${target} "${source}")
+      endif()
     endif()
     foreach(test IN LISTS fast_${program}_TESTS)
       get_property(labels GLOBAL PROPERTY CHUNKATTN_LABELS_OF_${test})
