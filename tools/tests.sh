@@ -77,6 +77,7 @@ run_tests() {
   shift
   log=$root/build/$preset-tests.log
   last=build/$preset/Testing/Temporary/LastTest.log
+  wait  # for what was begun beside the build
   say "running the tests of $preset"
   (cd "build/$preset" && ctest -j "$(jobs)" --output-on-failure --no-tests=error "$@") 2>&1 |
     tee "$log" || status=$?
