@@ -242,6 +242,43 @@ END
     done
     echo "silent, and with 12 chains of sums in registers"
     ;;
+  registers)
+    # What the products' loops multiply and add up stays in registers, at -O3 and for one's own processor, too. A
+    # vector that several products take is loaded once: on AVX2 a load each would be what binds. A quarter may have
+    # an operand in memory, as the rescaled outputs after the loop do; a few constants may be on the stack.
+    # (clang 14 has one function, of a tile's last eight lines, that puts 64 there; clang 19 none.)
+    case $(uname -m) in x86_64) ;; *) skip "hygiene registers looks for instructions of x86" ;; esac
+    if "$cxx" --version | grep -q clang; then skip "hygiene registers judges g++'s code"; fi
+    cat >"$work/products.cpp" <<'END'
+#include <chunkattn/chunk_attention.hpp>
+using namespace chunkattn;
+void attend(ChunkAttention<Cpu, 128>& attention, const LiveView& plan, const KvView<bfloat16>& pairs,
+            const KvView<std::int8_t>& bytes, std::span<const float> q, std::span<float> out) {
+  attention.run(pairs, plan, q, out);
+  attention.run(bytes, plan, q, out);
+}
+END
+    for options in -O3 "-O3 -march=znver3 -DCHUNKATTN_ISA=avx2"; do
+      # shellcheck disable=SC2086
+      "$cxx" -std=c++20 $options -I include -c "$work/products.cpp" -o "$work/products.o"
+      objdump -d -C --no-show-raw-insn "$work/products.o" >"$work/products.txt"
+      awk '
+        function look() {
+          if (products == 0) return
+          functions++
+          if (spills > 8) print spills " vectors put on the stack: " name
+          if (name ~ /::avx2::/ && 4 * operands > products) print operands " of " products " products read memory: " name
+        }
+        /^[0-9a-f]+ <.*>:$/ { look(); name = $0; products = operands = spills = 0
+                              hot = /::avx(2|512)::(dot|tile)_(logits|values)</ }
+        !hot { next }
+        /vfmadd|vpmaddwd|vpdpbusd|vdpbf16ps/ { products++; if (/\(/) operands++ }
+        /vmov[a-z0-9]+ +%[xyz]mm[0-9]+,.*\(%r[bs]p/ { spills++ }
+        END { look(); if (functions < 8) print "only " functions " functions with products" }' "$work/products.txt" >"$work/log"
+      if [ -s "$work/log" ]; then cat "$work/log"; fail "the functions above, compiled with $options"; fi
+      echo "products in registers: $options"
+    done
+    ;;
   tiles)
     # A plain build carries the matrix unit's instructions, in the avx512 kernels alone.
     case $(uname -s)-$(uname -m) in Linux-x86_64) ;; *) skip "hygiene tiles: AMX is for Linux on x86-64" ;; esac

@@ -58,11 +58,14 @@
   CHUNKATTN_ISA_DETAIL_END \
   CHUNKATTN_FORBID
 
-// Before a short loop over arrays of vectors: unrolled, they live in registers.
+// Before a short loop over arrays of vectors: unrolled, they live in registers. Before the loop
+// around it, whose vectors take all registers: unrolled too, as g++ does at -O3, they leave them.
 #if defined(__clang__)
 #define CHUNKATTN_UNROLLED _Pragma("clang loop unroll(full)")
+#define CHUNKATTN_ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define CHUNKATTN_UNROLLED _Pragma("GCC unroll 64")
+#define CHUNKATTN_ROLLED _Pragma("GCC unroll 1")
 #endif
 
 // clang-format off

@@ -183,10 +183,12 @@ template <int Vectors, class Unit>
         if (pass > 0) Unit::template move_logits<group, Vectors>(queries, stride, sums);
       for (int outer = 0; outer < Operands::key_words; outer += step) {
         cursor.advance(burst);
+        CHUNKATTN_ROLLED
         for (int i = outer; i < outer + step; ++i, column += stride) {
           Bits query[to_size(Vectors)];
           CHUNKATTN_UNROLLED
-          for (int v = 0; v < Vectors; ++v) query[v] = load_words<width>(column + v * width);
+          for (int v = 0; v < Vectors; ++v)
+            query[v] = simd::loaded_once(load_words<width>(column + v * width));
           CHUNKATTN_UNROLLED
           for (int j = 0; j < group; ++j) {
             std::uint32_t word;
@@ -246,7 +248,8 @@ template <int Vectors, int Terms, class Unit>
         if (word % dot_value_step == 0) cursor.advance(burst);
         Bits value[to_size(Vectors)];
         CHUNKATTN_UNROLLED
-        for (int i = 0; i < Vectors; ++i) value[i] = load_words<width>(values + i * width);
+        for (int i = 0; i < Vectors; ++i)
+          value[i] = simd::loaded_once(load_words<width>(values + i * width));
         CHUNKATTN_UNROLLED
         for (int term = 0; term < Terms; ++term) {
           CHUNKATTN_UNROLLED

@@ -92,15 +92,18 @@ CHUNKATTN_INLINE Float<W> load(const float* from) {
   __builtin_memcpy(&result, from, sizeof result);
   return result;
 }
-/// load() of a vector that several multiply-adds take. With -march of a processor that has AVX2,
+/// A vector from memory that several multiply-adds take. With -march of a processor that has AVX2,
 /// g++ makes it an operand in memory of each, which such a processor loads twice a cycle at most.
+template <class V>
+CHUNKATTN_INLINE V loaded_once(V from_memory) {
+#if defined(CHUNKATTN_PASS_AVX2)
+  __asm__("" : "+x"(from_memory));
+#endif
+  return from_memory;
+}
 template <int W>
 CHUNKATTN_INLINE Float<W> load_once(const float* from) {
-  Float<W> result = load<W>(from);
-#if defined(CHUNKATTN_PASS_AVX2)
-  __asm__("" : "+x"(result));
-#endif
-  return result;
+  return loaded_once(load<W>(from));
 }
 template <int W>
 CHUNKATTN_INLINE Int<W> load_int(const std::int32_t* from) {
