@@ -117,29 +117,29 @@ TEST_CASE("blocks draw tickets before they are free") {
   CHECK(model::play(machine, items, 0.8) == doctest::Approx(100 + 6));
 }
 
-TEST_CASE("even cuts cost at most a tenth more than cuts that were searched for") {
-  // What a scheduler came to that tried every cut and two orders of tasks by a cost model, in us,
-  // by the kernel of then.
-  constexpr double two_levels[] = {11.5,  19.6,  73.1, 134.6, 129.9, 15.9,  23.5,  77.0,  139.4,
-                                   254.7, 23.8,  31.3, 84.8,  147.2, 504.4, 15.4,  19.3,  29.9,
-                                   77.9,  114.5, 29.1, 53.8,  144.3, 169.0, 87.0,  165.5, 547.8,
-                                   656.3, 11.0,  37.9, 83.0,  195.7, 254.7, 1003.8};
-  constexpr double trees[] = {20.9,  12.8, 9.2,  52.7,   20.3,  11.6, 61.7,  24.4, 12.8,
-                              52.1,  20.1, 11.4, 284.6,  171.4, 77.5, 38.2,  18.6, 16.4,
-                              139.0, 69.7, 34.4, 1098.1, 310.0, 57.6, 36.7,  18.2, 11.6,
-                              190.5, 55.3, 14.8, 206.8,  78.8,  27.7, 205.1, 76.8, 26.7,
-                              218.8, 76.8, 27.9, 229.0,  75.8,  26.2, 226.5, 75.8, 27.4};
+TEST_CASE("no schedule costs a tenth more than by the rules that were written for these cases") {
+  // Modelled microseconds of a scheduler that had a rule for each kind of them: how long pieces of
+  // shared and of own runs are, when own ones are streamed first, when nothing is shared.
+  constexpr double two_levels[] = {11.5,  19.8,  77.4, 142.5, 129.9, 15.7,  23.7,  79.0,  147.1,
+                                   254.7, 23.8,  31.5, 84.8,  150.1, 504.4, 15.4,  20.5,  30.2,
+                                   78.9,  111.0, 24.6, 47.3,  88.1,  114.5, 58.4,  147.8, 309.8,
+                                   413.0, 11.0,  37.9, 83.0,  211.4, 254.7, 1003.8};
+  constexpr double trees[] = {21.0,  13.0, 9.2,  55.8,   20.4,  10.9, 61.7,  23.4, 12.4,
+                              51.7,  18.9, 10.5, 229.0,  115.7, 50.0, 38.1,  16.7, 15.9,
+                              128.4, 57.4, 28.2, 1098.1, 310.0, 57.6, 36.7,  18.3, 10.5,
+                              190.5, 55.3, 14.7, 206.8,  78.8,  23.1, 205.1, 76.8, 22.3,
+                              218.8, 76.8, 27.9, 229.0,  75.8,  22.0, 226.5, 75.8, 27.4};
   const auto check = [](const std::vector<test::ScheduleCase>& cases,
-                        std::span<const double> searched) {
-    REQUIRE(cases.size() == searched.size());
+                        std::span<const double> by_rules) {
+    REQUIRE(cases.size() == by_rules.size());
     double all = 0;
     for (std::size_t i = 0; i < cases.size(); ++i) {
       CAPTURE(cases[i].name);
-      const double us = modelled(cases[i].plan(), cases[i].geometry, {}, model::kernel_of_16_lines);
-      CHECK(us <= 1.1 * searched[i]);
-      all += us / searched[i];
+      const double us = modelled(cases[i].plan(), cases[i].geometry, model::costs_of_today());
+      CHECK(us <= 1.1 * by_rules[i]);
+      all += std::log(us / by_rules[i]);
     }
-    CHECK(all <= 1.015 * static_cast<double>(cases.size()));
+    CHECK(all <= 0);
   };
   check(test::two_level_cases(), two_levels);
   check(test::published_trees(), trees);
@@ -175,7 +175,7 @@ TEST_CASE(
     all += part * without / then;
   }
   CHECK(better == 9);
-  CHECK(all / 79 == doctest::Approx(0.940).epsilon(0.001));
+  CHECK(all / 79 == doctest::Approx(0.934).epsilon(0.001));
 }
 
 TEST_CASE("a third stage where limits leave room for it") {
@@ -190,12 +190,12 @@ TEST_CASE("a third stage where limits leave room for it") {
         modelled(plan, c.geometry, model::costs_of_today(), {}, model::with_stages(Machine{}, 3)) /
         modelled(plan, c.geometry, model::costs_of_today());
     CHECK(part < 1.0001);
-    CHECK(part > 0.97);
+    CHECK(part > 0.94);
     ++cases;
     better += part < 0.99;
   }
   CHECK(cases == 21);
-  CHECK(better == 7);
+  CHECK(better == 5);
 }
 
 TEST_CASE("a few partial results per row are all that few rows cost") {

@@ -1,15 +1,14 @@
-// A model of what a step costs on a GPU, in integers and without a device. The scheduler decides by
-// nothing else.
+// What the CUDA scheduler takes a step to cost, in integers and without a device.
 //
 // A task streams L tokens of K and V for one KV head past a tile of R rows:
 //     bytes = L * (k + v) * stored     flops = 2 * R * L * (k + v) (padded rows included)
 // where rows of K have k elements and those of V have v, of so many bytes in memory,
 // and takes the longer of both times, a fixed cost, and the time of its partial results. Times are
-// in picoseconds of one block that has its share of the device, so that 264 of them run side by
-// side on an H200.
+// in picoseconds of one block, of which 264 run side by side on an H200.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "../../attention_options.hpp"
@@ -36,6 +35,13 @@ struct Geometry {
   }
 };
 
+/// How much room a schedule has.
+struct ScheduleCapacity {
+  std::size_t tasks = 0;
+  std::size_t merges = 0;
+  std::size_t partials = 0;  ///< rows x query heads
+};
+
 /// Rates and fixed costs, for so many blocks.
 struct CostModel : CudaOptions::Tuning {
   std::int32_t num_blocks = 264;  ///< that run at the same time
@@ -49,12 +55,6 @@ struct CostModel : CudaOptions::Tuning {
     const std::int64_t flops = 2 * tokens * (dims.k + dims.v) * tile_rows;
     return std::max(bytes * kib / 1024, flops * ps_per_mflop / 1000000);
   }
-  /// One task's time while all blocks stream.
-  [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 HeadDims dims) const noexcept {
-    return stream_ps(tokens, tile_rows, dims, ps_per_kib);
-  }
-
   /// `rows` partial results of one KV head, written by one task and read by others.
   [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int value_dim) const noexcept {
     return 2 * rows * (value_dim + 1) * 4 * ps_per_kib / 1024;

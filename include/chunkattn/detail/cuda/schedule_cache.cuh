@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -28,9 +29,8 @@ class KeptSchedule {
     next_.hidden = hidden;
     next_.tokens = tokens_of(plan);
     next_.ranges.clear();
-    if (!hidden.none())
-      for (int row = 0; row < plan.num_rows; ++row)
-        next_.ranges.push_back(hidden(plan.row_kv_len[row]));
+    for (int row = 0; row < plan.num_rows && !hidden.none(); ++row)
+      next_.ranges.push_back(hidden(plan.row_kv_len[row]));
     next_.list.build(plan, geometry, model, capacity,
                      hidden.none() ? nullptr : next_.ranges.data());
   }
@@ -39,24 +39,21 @@ class KeptSchedule {
   [[nodiscard]] const Scheduler& list() const noexcept { return now_.list; }
   [[nodiscard]] const HiddenKeys& hidden() const noexcept { return now_.hidden; }
 
-  // Both of a plan with the rows that the list was made for.
-
-  /// Whether what the list leaves out is still hidden. Windows move on; a row that has become
-  /// shorter, or another rule, may see what it has not seen.
+  /// Whether what the list leaves out is still hidden, of a plan of the same rows. Windows move on;
+  /// a row that has become shorter, or another rule, may see what it has not seen.
   [[nodiscard]] bool holds(const PlanView& plan) const {
     for (std::size_t row = 0; row < now_.ranges.size(); ++row) {
       const KeyRange then = now_.ranges[row];
-      if (then.size() == 0 || plan.row_kv_len[row] <= 0) continue;
       const KeyRange now = now_.hidden(plan.row_kv_len[row]);
-      if (now.begin > then.begin || now.end < std::min(then.end, plan.row_kv_len[row]))
+      const bool reads = then.size() > 0 && plan.row_kv_len[row] > 0;
+      if (reads && (now.begin > then.begin || now.end < std::min(then.end, plan.row_kv_len[row])))
         return false;
     }
     return true;
   }
   /// Splits were chosen for the lengths of then: an eighth more or less, and they are chosen anew.
   [[nodiscard]] bool has_aged(const PlanView& plan) const noexcept {
-    const std::int64_t now = tokens_of(plan);
-    return now > now_.tokens + now_.tokens / 8 || now < now_.tokens - now_.tokens / 8;
+    return std::abs(tokens_of(plan) - now_.tokens) > now_.tokens / 8;
   }
 
  private:
@@ -95,9 +92,9 @@ class ScheduleCache {
   [[nodiscard]] int replaceable() const noexcept {
     int best = -1;
     for (int i = 1; i < count(); ++i) {
-      if (!(*this)[i].in_use) return i;
-      if ((*this)[i].captured) continue;
-      if (best < 0 || (*this)[i].last_use < (*this)[best].last_use) best = i;
+      const KeptSchedule& kept = (*this)[i];
+      if (!kept.in_use) return i;
+      if (!kept.captured && (best < 0 || kept.last_use < (*this)[best].last_use)) best = i;
     }
     return best;
   }
@@ -108,10 +105,9 @@ class ScheduleCache {
   }
   /// Other rows: lists that none of the last rows' calls has used are not made again.
   void drop_unused() noexcept {
-    for (int i = 1; i < count(); ++i) {
-      KeptSchedule& kept = (*this)[i];
-      kept.in_use = kept.in_use && (kept.captured || kept.last_use > dropped_at_);
-    }
+    for (KeptSchedule& kept : lists_)
+      kept.in_use =
+          kept.in_use && (&kept == lists_.data() || kept.captured || kept.last_use > dropped_at_);
     dropped_at_ = uses_;
   }
 

@@ -1,5 +1,7 @@
-// From a plan to tasks: what is shared, how ranges are split along KV, which tile, in what order.
-// Plain integer arithmetic on the host: the same plan gives the same tasks everywhere.
+// From a plan to tasks: what is shared, how runs are split along KV, which tile, in what order. Of
+// some schedules it takes the one that takes least time by its own estimate; README.md has the rule
+// ("Sharing, splitting, tiles"). Plain integer arithmetic on the host: the same plan gives the same
+// tasks everywhere.
 #pragma once
 
 #include <algorithm>
@@ -8,18 +10,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "../../attention_options.hpp"
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
 #include "../support/check.hpp"
 #include "../support/to_size.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
-#include "even_cuts.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
 namespace detail::cuda {
 
 /// What a step moves and computes, for floors and tests. All KV heads together.
@@ -41,21 +40,21 @@ class Scheduler {
   void build(const PlanView& plan, const Geometry& geometry, const CostModel& model,
              const ScheduleCapacity& capacity, const KeyRange* hidden = nullptr) {
     plan_ = plan;
-    hidden_ = hidden;
     geometry_ = geometry;
     model_ = model;
-    measure();
-    // What does not fit is cut less, then shared less: what saves least by its partial results
-    // first.
-    bool fits = false;
-    for (std::int64_t price = 1; price <= 4096 && !fits; price *= 4) {
-      choose_runs(price <= 1024 ? price : 0, capacity.partials);
-      fits = cuts_.cut(runs_, geometry_, model_, capacity);
-    }
-    if (!fits)
-      detail::fail_argument(
-          "plan (tasks)", cuts_.num_tasks(),
-          {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
+    capacity_ = capacity;
+    find_runs(hidden);
+    // Where partial results do not fit, what saves least by them is not shared.
+    Choice best;
+    for (std::int64_t price = 1; best.ps == never && price <= 4096; price *= 8)
+      try_all(price, best);
+    try_all(0, best);
+    detail::check_argument(
+        best.ps < never, "plan (tasks)", num_tasks_,
+        {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
+    share(best.price);
+    cut(best);
+    (void)time();
     make_tasks();
   }
 
@@ -71,232 +70,328 @@ class Scheduler {
   [[nodiscard]] bool has_large_tiles() const noexcept { return has_large_tiles_; }
 
  private:
-  struct Node {
-    std::int32_t kv_len = 0;        // the most any row below sees
-    KeyRange hidden{0, open_end};   // from all rows below
-    std::int32_t direct_begin = 0;  // rows whose path ends here
-    std::int32_t direct_count = 0;
-    std::int32_t branches = 0;   // children with rows, and direct rows as one
-    std::int32_t run_begin = 0;  // first position of the run that ends here
-    std::int32_t run_tokens = 0;
-    bool shared = false;    // the run that ends here is a task of its own
-    std::int32_t run = -1;  // its index in runs_
-  };
-  struct SizedTask {
-    std::int64_t ps;
-    std::size_t number;
-    Task task;
-  };
-  [[nodiscard]] int packed(int rows) const noexcept { return rows * geometry_.group(); }
-  [[nodiscard]] int partials_of_piece(const Run& run) const noexcept {
-    return run.rows() * geometry_.num_kv_heads;
-  }
-  [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
+  static constexpr std::int64_t never = std::int64_t{1} << 62;
 
-  void measure() {
-    nodes_.assign(to_size(plan_.num_segments), Node{});
-    for (int row = 0; row < plan_.num_rows; ++row) {
-      Node& node = nodes_[to_size(plan_.row_segment[row])];
-      if (node.direct_count == 0) node.direct_begin = row;
-      detail::check_argument(node.direct_begin + node.direct_count == row, "plan.row_segment", row,
-                             "the rows of a segment side by side");
-      ++node.direct_count;
-      node.kv_len = std::max(node.kv_len, plan_.row_kv_len[row]);
-      node.hidden = common(node.hidden, hidden_from(row));
-    }
-    for (int s = plan_.num_segments - 1; s >= 0; --s) {
-      Node& node = nodes_[to_size(s)];
-      const Segment& segment = plan_.segments[s];
-      if (node.direct_count > 0) ++node.branches;
-      if (segment.parent >= 0 && segment.row_end > segment.row_begin) {
-        Node& parent = nodes_[to_size(segment.parent)];
-        parent.kv_len = std::max(parent.kv_len, node.kv_len);
-        parent.hidden = common(parent.hidden, node.hidden);
-        ++parent.branches;
-      }
-    }
-  }
+  struct Choice {
+    std::int64_t price = 0;     // of partial results against what sharing saves; 0: none is shared
+    std::int64_t piece_ps = 0;  // the longest piece
+    bool own = false;           // pieces of sequences' own runs, too
+    std::int64_t ps = never;    // all takes
+  };
 
-  [[nodiscard]] KeyRange hidden_from(int row) const noexcept {
-    return hidden_ != nullptr ? hidden_[row] : KeyRange{};
-  }
-  // What is in both. Ranges that are empty have something empty in common.
+  // What the same rows see on the path of `segment`: all rows below, or those that end there (own).
+  struct Run {
+    std::int32_t segment, row_begin, row_end;  // packed rows
+    bool own = false;                          // merges and writes
+    bool shared = false;           // streamed once for all rows; own: there is nothing beside that
+    std::int32_t branches = 0;     // into which a segment goes on
+    std::int32_t kv_len = 0;       // the most that a row sees
+    KeyRange hidden{0, open_end};  // from all rows
+    std::int32_t position = 0, tokens = 0;  // the first that is seen, how many are
+    std::int32_t above = -1;                // the nearest shared run of the path
+    std::int32_t tile_rows = usual_tile_rows, tiles = 0;
+    std::int32_t pieces = 0;        // of chunk-first tasks; 0: streamed by those that merge
+    std::int32_t piece_tokens = 0;  // the last piece is open: it may grow before the next build
+    std::int32_t merges = 0;        // partial results from the path's begin to here
+    std::int32_t partial_base = 0, flag = 0;  // of the first piece
+    std::int64_t ps = 0, piece_ps = 0;        // a block alone takes for a tile; now, for a piece
+
+    [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
+    [[nodiscard]] bool in_use() const noexcept { return own || shared; }
+    [[nodiscard]] bool streams_last() const noexcept { return own && !shared && pieces == 0; }
+    [[nodiscard]] int tile_height() const noexcept {
+      return tile_rows_for(std::min(rows(), tile_rows));
+    }
+    /// The path position of a token, counted without those that are hidden.
+    [[nodiscard]] std::int32_t position_of(std::int32_t token) const noexcept {
+      const bool beyond = hidden.begin >= position && position + token >= hidden.begin;
+      return position + token + (beyond ? hidden.size() : 0);
+    }
+    void add(std::int32_t len, KeyRange hides) noexcept {
+      kv_len = std::max(kv_len, len);
+      hidden = common(hidden, hides);
+    }
+  };
+
+  // Tasks that begin in one go. K/V comes from memory once for all tiles, a block has one task at a
+  // time, and those of about the longest's length make waves.
+  struct Phase {
+    std::int64_t items = 0, memory_ps = 0, block_ps = 0, longest_ps = 0, long_items = 0;
+
+    /// Of `part` of `whole` of them.
+    [[nodiscard]] std::int64_t ps(const CostModel& model, std::int64_t part = 1,
+                                  std::int64_t whole = 1) const noexcept {
+      const std::int64_t blocks = model.num_blocks;
+      const std::int64_t waves = (long_items * part / whole + blocks - 1) / blocks;
+      const std::int64_t even = (std::max(memory_ps, block_ps) + items * model.task_ps) / blocks;
+      return std::max(even * part / whole, waves * (longest_ps + model.task_ps));
+    }
+  };
+
   [[nodiscard]] static KeyRange common(KeyRange a, KeyRange b) noexcept {
     return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
   }
-  // Positions [begin, end) that are not hidden.
-  [[nodiscard]] static std::int32_t visible_between(std::int32_t begin, std::int32_t end,
-                                                    KeyRange hidden) noexcept {
-    return KeyRange{begin, end}.size() - common({begin, end}, hidden).size();
-  }
-  // One past the last position of a segment that some row below may see.
-  [[nodiscard]] static std::int32_t end_of(const Segment& segment, const Node& node) noexcept {
-    return std::min(segment.position + segment.length, node.kv_len);
-  }
+  [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
+  [[nodiscard]] Run& run_at(int i) noexcept { return runs_[to_size(i)]; }
 
-  // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
-  // Partial results cost `price` times what they take, 0: nothing is shared. No run has more than
-  // `most_partials`.
-  void choose_runs(std::int64_t price, std::size_t most_partials) {
+  // One for each segment, then one for each that rows end on.
+  void find_runs(const KeyRange* hidden) {
+    const int group = geometry_.group();
     runs_.clear();
-    std::int64_t gain = 0;  // of all sharing, in ps of work of one KV head
-    for (int s = 0; s < plan_.num_segments; ++s) {
-      const Segment& segment = plan_.segments[s];
-      Node& node = nodes_[to_size(s)];
-      const Node* parent = segment.parent >= 0 ? &nodes_[to_size(segment.parent)] : nullptr;
-      const bool fresh = parent == nullptr || parent->shared;
-      node.run_begin = fresh ? segment.position : parent->run_begin;
-      node.run_tokens = visible_between(node.run_begin, end_of(segment, node), node.hidden);
-      node.run = parent != nullptr ? parent->run : -1;
-      const int rows = packed(segment.row_end - segment.row_begin);
-      const std::int64_t saved = price > 0 ? saved_by_sharing(node, rows, price) : 0;
-      node.shared = saved > 0 && to_size(rows) * to_size(geometry_.num_kv_heads) <= most_partials;
-      if (node.shared) {
-        gain += saved;
-        node.run = add_run(s, segment.row_begin, segment.row_end, node);
+    for (int s = 0; s < plan_.num_segments; ++s)
+      runs_.push_back({s, plan_.segments[s].row_begin * group, plan_.segments[s].row_end * group});
+    for (int row = 0; row < plan_.num_rows; ++row) {
+      const std::int32_t segment = plan_.row_segment[row];
+      if (row == 0 || segment != plan_.row_segment[row - 1]) {
+        detail::check_argument(run_at(segment).branches++ == 0, "plan.row_segment", row,
+                               "the rows of a segment side by side");
+        runs_.push_back({segment, row * group, row * group, true});
       }
-      if (node.direct_count > 0) {
-        Run& run = runs_[to_size(
-            add_run(s, node.direct_begin, node.direct_begin + node.direct_count, node))];
-        run.last = true;
-        run.covered = node.shared;
-        if (run.covered) run.tokens = 0;
-      }
+      const KeyRange hides = hidden != nullptr ? hidden[row] : KeyRange{};
+      runs_.back().row_end += group;
+      runs_.back().add(plan_.row_kv_len[row], hides);
+      run_at(segment).add(plan_.row_kv_len[row], hides);
     }
-    // There is a task more and a wait for partial results: if that takes longer, nothing is shared.
-    if (gain > 0 &&
-        gain * geometry_.num_kv_heads / model_.num_blocks < model_.task_ps + model_.wait_ps)
-      choose_runs(0, 0);
+    for (int s = plan_.num_segments - 1; s >= 0; --s) {
+      const Run& run = run_at(s);
+      if (plan_.segments[s].parent < 0 || run.rows() == 0) continue;
+      Run& parent = run_at(plan_.segments[s].parent);
+      parent.add(run.kv_len, run.hidden);
+      ++parent.branches;
+    }
   }
 
-  // Of the time of streaming a node's run once per branch, if it is streamed once for all.
-  [[nodiscard]] std::int64_t saved_by_sharing(const Node& node, int rows,
-                                              std::int64_t price) const noexcept {
-    if (node.branches < 2) return 0;
-    const std::int64_t apart = node.branches * model_.stream_ps(node.run_tokens, 0, dims());
-    const int tile_rows = tile_rows_for(std::min(rows, usual_tile_rows));
-    const std::int64_t tile = model_.stream_ps(node.run_tokens, tile_rows, dims());
-    return apart - num_tiles(rows) * (tile + model_.task_ps) -
-           price * model_.partial_ps(rows, dims().v);
+  // Top-down: a run is streamed once for all rows below, or goes on into each branch.
+  void share(std::int64_t price) noexcept {
+    for (Run& run : runs_) {
+      const Segment& segment = plan_.segments[run.segment];
+      const int up = run.own ? run.segment : segment.parent;
+      const bool fresh = up < 0 || run_at(up).shared;
+      run.above = up < 0 || fresh ? up : run_at(up).above;
+      run.position = fresh ? segment.position : run_at(up).position;
+      if (run.hidden.begin <= run.position) run.position = std::max(run.position, run.hidden.end);
+      const KeyRange all{run.position, std::min(segment.position + segment.length, run.kv_len)};
+      run.tokens = run.own && fresh ? 0 : all.size() - common(all, run.hidden).size();
+      run.shared = run.own ? fresh : price > 0 && saves(run, price);
+      choose_tile(run);
+    }
   }
 
-  int add_run(int segment, int row_begin, int row_end, const Node& node) {
-    Run run{segment, packed(row_begin), packed(row_end), node.run_begin, node.run_tokens, node.run};
-    run.hidden = node.hidden;
-    if (run.hidden.begin <= run.position)  // it begins with what is seen
-      run.position = std::max(run.position, run.hidden.end);
-    runs_.push_back(run);
-    return static_cast<int>(runs_.size()) - 1;
+  [[nodiscard]] bool saves(const Run& run, std::int64_t price) const noexcept {
+    if (run.branches < 2 ||
+        to_size(run.rows()) * to_size(geometry_.num_kv_heads) > capacity_.partials)
+      return false;
+    const int tile_rows = tile_rows_for(std::min(run.rows(), usual_tile_rows));
+    const std::int64_t once = model_.stream_ps(run.tokens, tile_rows, dims(), model_.ps_per_kib);
+    const std::int64_t apart = model_.stream_ps(run.tokens, 0, dims(), model_.ps_per_kib);
+    return run.branches * apart > num_tiles(run.rows()) * (once + model_.task_ps) +
+                                      price * model_.partial_ps(run.rows(), dims().v);
   }
 
+  // Large tiles read K/V half as often, but there are half as many: only for a shared run of which
+  // every block has a task, in pieces of a length beside which a task's start does not count.
+  void choose_tile(Run& run) const noexcept {
+    constexpr int long_piece = 256;  // tokens
+    const std::int64_t items = std::int64_t{num_tiles(run.rows(), model_.most_tile_rows)} *
+                               ((run.tokens + long_piece - 1) / long_piece) *
+                               geometry_.num_kv_heads;
+    run.tile_rows =
+        !run.own && items >= model_.num_blocks ? model_.most_tile_rows : usual_tile_rows;
+    run.tiles = num_tiles(run.rows(), run.tile_rows);
+    run.ps = model_.stream_ps(run.tokens, run.tile_height(), dims(), model_.alone_ps_per_kib);
+  }
+
+  // Pieces of one length, ever shorter, until they are a small part of what each block has to do.
+  void try_all(std::int64_t price, Choice& best) noexcept {
+    share(price);
+    std::int64_t longest = 0, all = 0;
+    for (const Run& run : runs_) {
+      if (!run.in_use()) continue;
+      longest = std::max(longest, run.ps);
+      all += run.tiles * run.ps;
+    }
+    const std::int64_t enough = all * geometry_.num_kv_heads / model_.num_blocks / 8;
+    for (std::int64_t n = 1; n == 1 || (n <= model_.num_blocks && longest / n > enough);
+         n += 1 + n / 8)
+      for (const bool own : {false, true}) {
+        Choice now{price, longest / n + 1, own};
+        cut(now);
+        now.ps = time();
+        if (own) now.ps += now.ps / 32;  // for partial results, whose bytes time() leaves out
+        if (now.ps < best.ps) best = now;
+      }
+  }
+
+  // Equal pieces of whole KV tiles.
+  void cut(const Choice& choice) noexcept {
+    const int tile = kv_tile_tokens(dims());
+    for (Run& run : runs_) {
+      run.pieces = 0;
+      if (!run.in_use() || (run.own && (!choice.own || run.tokens == 0))) continue;
+      const auto wanted =
+          static_cast<std::int32_t>((run.ps + choice.piece_ps - 1) / choice.piece_ps);
+      const std::int32_t pieces =
+          std::max(std::min(wanted, run.tokens / model_.min_split_tokens), 1);
+      run.piece_tokens = ((run.tokens + pieces - 1) / pieces + tile - 1) / tile * tile;
+      run.pieces = pieces == 1 ? 1 : (run.tokens + run.piece_tokens - 1) / run.piece_tokens;
+    }
+  }
+
+  // What the runs as they are cut take, about; never: they do not fit.
+  [[nodiscard]] std::int64_t time() noexcept {
+    const std::int64_t heads = geometry_.num_kv_heads, blocks = model_.num_blocks;
+    Phase phases[2];  // of chunk-first tasks and of the others
+    std::int64_t tasks = 0, partials = 0, merges = 0, merging = 0;
+    for (Run& run : runs_) {
+      if (!run.in_use()) continue;
+      run.merges = run.pieces + (run.above >= 0 ? run_at(run.above).merges : 0);
+      partials += std::int64_t{run.pieces} * run.rows() * heads;
+      if (run.own) merges += run.merges;
+      if (run.own && !run.streams_last()) merging += run.rows();
+      tasks += std::int64_t{run.tiles} * (run.streams_last() ? 1 : run.pieces);
+      if (run.tokens == 0) continue;
+      Phase& phase = phases[run.pieces > 0 ? 0 : 1];
+      phase.items += std::int64_t{run.tiles} * std::max(run.pieces, 1) * heads;
+      phase.memory_ps += model_.stream_ps(run.tokens, 0, dims(), model_.ps_per_kib) * heads;
+      phase.block_ps += run.tiles * run.ps * heads;
+    }
+    // As few rows to a task that only merges as one round of blocks takes, so that threads share
+    // partial results.
+    const int most_rows = merge_rows(dims().v);
+    merge_rows_ = static_cast<int>(
+        std::clamp<std::int64_t>((merging * heads + blocks - 1) / blocks, 1, most_rows));
+    if (to_size(tasks + num_merge_tasks()) > capacity_.tasks) merge_rows_ = most_rows;
+    num_tasks_ = to_size(tasks + num_merge_tasks());
+    if (num_tasks_ > capacity_.tasks || to_size(merges) > capacity_.merges ||
+        to_size(partials) > std::min<std::size_t>(capacity_.partials, 0x7fffffff))
+      return never;
+    // Bytes come the slower the more blocks stream.
+    const std::int64_t streams = std::min(phases[0].items + phases[1].items, blocks);
+    const std::int64_t kib =
+        std::max(model_.alone_ps_per_kib, model_.ps_per_kib * streams / blocks);
+    std::int64_t end = 0;  // from the last flag on
+    for (Run& run : runs_) {
+      if (!run.in_use()) continue;
+      Phase& phase = phases[run.pieces > 0 ? 0 : 1];
+      run.piece_ps =
+          model_.stream_ps(run.tokens, run.tile_height(), dims(), kib) / std::max(run.pieces, 1);
+      phase.longest_ps = std::max(phase.longest_ps, run.piece_ps);
+      if (!run.own || run.merges == 0) continue;
+      const int rows = std::min(run.rows(), run.streams_last() ? run.tile_rows : merge_rows_);
+      const std::int64_t ps = model_.merge_ps * merges_in_a_row(rows, dims().v, run.merges);
+      phases[1].block_ps += num_tiles(run.rows(), rows) * heads * ps;
+      if (!run.streams_last()) phases[1].items += num_tiles(run.rows(), rows) * heads;
+      end = std::max(end, model_.wait_ps + ps);
+    }
+    for (const Run& run : runs_) {
+      Phase& phase = phases[run.pieces > 0 ? 0 : 1];
+      if (run.in_use() && run.tokens > 0 && run.piece_ps > phase.longest_ps / 2)
+        phase.long_items += std::int64_t{run.tiles} * std::max(run.pieces, 1) * heads;
+    }
+    // What finds no block beside the first phase begins after it.
+    const std::int64_t second = std::max<std::int64_t>(phases[1].items, 1);
+    const std::int64_t later =
+        std::clamp<std::int64_t>(phases[0].items + second - blocks, 0, second);
+    const std::int64_t all =
+        std::max({phases[0].ps(model_) + phases[1].ps(model_, later, second), phases[1].ps(model_),
+                  (phases[0].memory_ps + phases[1].memory_ps) / blocks});
+    return all + end;
+  }
+
+  // Of the runs whose rows only merge.
+  [[nodiscard]] std::int64_t num_merge_tasks() const noexcept {
+    std::int64_t tasks = 0;
+    for (const Run& run : runs_)
+      if (run.own && !run.streams_last()) tasks += num_tiles(run.rows(), merge_rows_);
+    return tasks;
+  }
+
+  // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
   void make_tasks() {
     tasks_.clear();
     merges_.clear();
+    order_.clear();
     num_partials_ = 0;
     summary_ = {};
     has_large_tiles_ = false;
-    for (Run& run : runs_)
-      if (run.chunk_first()) add_chunk_first(run);
-    take_sorted();
+    for (int i = 0; i < static_cast<int>(runs_.size()); ++i)
+      if (run_at(i).in_use()) order_.push_back(i);
+    std::sort(order_.begin(), order_.end(), [&](int a, int b) {
+      const std::int64_t x = run_at(a).piece_ps, y = run_at(b).piece_ps;
+      return x != y ? x > y : a < b;
+    });
+    for (const int i : order_) add_chunk_first(run_at(i));
     num_chunk_first_ = static_cast<int>(tasks_.size());
-    for (const Run& run : runs_)
-      if (run.last) add_sequence_first(run);
-    take_sorted();
+    for (const int i : order_)
+      if (run_at(i).own) add_sequence_first(run_at(i));
     summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
     summary_.kv_bytes =
         summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * dims().stored;
   }
 
   void add_chunk_first(Run& run) {
-    if (!run.last) ++summary_.num_shared;
-    summary_.num_split += run.splits - 1;
     // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
     run.partial_base =
         static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_kv_heads;
-    num_partials_ += std::int64_t{partials_of_piece(run)} * run.splits;
-    run.flag_base = static_cast<std::int32_t>(sized_.size());  // as many tasks as flags before this
-    for (int i = 0; i < run.splits; ++i) {
-      const bool open = i == run.splits - 1;
+    run.flag = static_cast<std::int32_t>(tasks_.size());
+    summary_.kv_tokens += std::int64_t{run.tiles} * run.tokens;
+    summary_.num_shared += run.own ? 0 : 1;
+    summary_.num_split += std::max(run.pieces - 1, 0);
+    for (int i = 0; i < run.pieces; ++i) {
       Task task{};
       task.segment = run.segment;
-      task.position_begin = run.position_of(i * run.split_tokens);
-      task.position_end = open ? open_end : run.position_of((i + 1) * run.split_tokens);
-      task.partial_base = run.partial_base + i * partials_of_piece(run);
-      task.flag = static_cast<std::int32_t>(sized_.size());
-      add_tiles(run, task, true);
+      task.position_begin = run.position_of(i * run.piece_tokens);
+      task.position_end =
+          i == run.pieces - 1 ? open_end : run.position_of((i + 1) * run.piece_tokens);
+      task.partial_base = partial_base(run, i);
+      task.flag = static_cast<std::int32_t>(tasks_.size());
+      add_tiles(run, task, run.tile_rows);
+      num_partials_ += std::int64_t{run.rows()} * geometry_.num_kv_heads;
     }
   }
 
   void add_sequence_first(const Run& run) {
-    const std::size_t first = merges_.size();
-    if (run.moved) add_merges(run);
-    for (int r = run.above; r >= 0; r = runs_[to_size(r)].above) add_merges(runs_[to_size(r)]);
-    std::reverse(merges_.begin() + static_cast<std::ptrdiff_t>(first), merges_.end());
     Task task{};
     task.segment = run.streams_last() ? run.segment : -1;
     task.position_begin = run.position;
     task.position_end = open_end;
-    task.merge_begin = static_cast<std::int32_t>(first);
-    task.merge_count = static_cast<std::int32_t>(merges_.size() - first);
-    add_tiles(run, task, false);
+    task.merge_begin = static_cast<std::int32_t>(merges_.size());
+    task.merge_count = run.merges;
+    // From the end of the path to its begin.
+    merges_.resize(merges_.size() + to_size(run.merges));
+    auto merge = merges_.end();
+    for (const Run* r = &run; r != nullptr; r = r->above >= 0 ? &run_at(r->above) : nullptr)
+      for (int i = r->pieces - 1; i >= 0; --i)
+        *--merge = {partial_base(*r, i), r->flag + i * r->tiles, r->row_begin,
+                    std::countr_zero(static_cast<unsigned>(r->tile_rows))};
+    add_tiles(run, task, run.streams_last() ? run.tile_rows : merge_rows_);
   }
 
-  void add_merges(const Run& run) {
-    for (int i = run.splits - 1; i >= 0; --i)
-      merges_.push_back({run.partial_base + i * partials_of_piece(run),
-                         run.flag_base + i * run.tiles, run.row_begin,
-                         std::countr_zero(static_cast<unsigned>(run.tile_rows))});
+  // Of a piece.
+  [[nodiscard]] std::int32_t partial_base(const Run& run, int piece) const noexcept {
+    return run.partial_base + piece * run.rows() * geometry_.num_kv_heads;
   }
 
   // One task per tile of the run's rows, all else as in `task`.
-  void add_tiles(const Run& run, Task task, bool chunk_first) {
-    const int most = chunk_first || run.streams_last() ? run.tile_rows : cuts_.merge_rows();
+  void add_tiles(const Run& run, Task task, int most) {
     for (int row = run.row_begin; row < run.row_end; row += task.row_count) {
+      task.row_begin = row;
       task.row_count = std::min(run.row_end - row, most);
       task.tile_rows = tile_rows_for(task.row_count);
       has_large_tiles_ = has_large_tiles_ || task.tile_rows > usual_tile_rows;
-      task.row_begin = row;
-      const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
-      summary_.kv_tokens += tokens;
-      const std::int64_t merging =
-          chunk_first ? 0 : merges_in_a_row(task.row_count, dims().v, task.merge_count);
-      sized_.push_back(
-          {model_.stream_ps(tokens, task.tile_rows, dims()) + merging * model_.merge_ps,
-           sized_.size(), task});
+      tasks_.push_back(task);
       ++task.flag;
     }
   }
 
-  // Positions of a task that one of its rows sees.
-  [[nodiscard]] std::int32_t visible_tokens(const Run& run, const Task& task) const noexcept {
-    std::int32_t seen = 0;
-    KeyRange hidden{0, open_end};
-    const int last = (task.row_begin + task.row_count - 1) / geometry_.group();
-    for (int row = task.row_begin / geometry_.group(); row <= last; ++row) {
-      seen = std::max(seen, plan_.row_kv_len[row]);
-      hidden = common(hidden, hidden_from(row));
-    }
-    const std::int32_t end = std::min({seen, task.position_end, run.position_of(run.tokens)});
-    return visible_between(task.position_begin, end, hidden);
-  }
-
-  // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
-  void take_sorted() {
-    std::sort(sized_.begin(), sized_.end(), [](const SizedTask& a, const SizedTask& b) {
-      return a.ps != b.ps ? a.ps > b.ps : a.number < b.number;
-    });
-    for (const SizedTask& sized : sized_) tasks_.push_back(sized.task);
-    sized_.clear();
-  }
-
   PlanView plan_;
-  const KeyRange* hidden_ = nullptr;  // [num_rows] or null
   Geometry geometry_;
   CostModel model_;
-  std::vector<Node> nodes_;
+  ScheduleCapacity capacity_;
   std::vector<Run> runs_;
-  EvenCuts cuts_;
-  std::vector<SizedTask> sized_;  // of the phase that is made
+  std::vector<int> order_;  // of runs
+  int merge_rows_ = 1;      // packed rows at most of a task that only merges
+  std::size_t num_tasks_ = 0;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;
   std::int64_t num_partials_ = 0;
