@@ -1,13 +1,11 @@
-// The threads that kernels run on: those of ggml. Its threads are OpenMP's where both were built
-// with it, and wait for work by spinning, so a second set of threads would have to share the
-// processors with them.
+// The threads that kernels run on. Where ggml has brought an OpenMP runtime, they are its threads:
+// see OpenMpExecutor.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <chunkattn/executor.hpp>
-#include <exception>
+#include <chunkattn/runtime/openmp_executor.hpp>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 namespace plugin {
@@ -15,41 +13,21 @@ namespace plugin {
 /// An Executor (chunkattn/executor.hpp) of as many threads as ggml was given.
 class Workers {
  public:
-  [[nodiscard]] int concurrency() const noexcept { return count_; }
+  [[nodiscard]] int concurrency() const noexcept { return threads_->concurrency(); }
   /// Before a call, not in it.
-  void set_concurrency(int count) { count_ = count < 1 ? 1 : count; }
+  void set_concurrency(int count) {
+    count = std::max(count, 1);
+    if (count != concurrency()) threads_ = std::make_unique<chunkattn::OpenMpExecutor>(count);
+  }
 
   template <class F>
   void parallel_for(int n, F&& f) {
-    if (n == 1 || count_ == 1) {
-      for (int i = 0; i < n; ++i) f(i);
-      return;
-    }
-#ifdef _OPENMP
-    std::atomic<int> next{0};
-    std::mutex failed;
-    std::exception_ptr failure;
-#pragma omp parallel num_threads(n < count_ ? n : count_)
-    try {
-      for (int i = next++; i < n; i = next++) f(i);
-    } catch (...) {
-      const std::lock_guard guard(failed);
-      failure = std::current_exception();
-      next = n;
-    }
-    if (failure) std::rethrow_exception(failure);
-#else
-    if (!pool_ || pool_->concurrency() != count_)
-      pool_ = std::make_unique<chunkattn::ThreadPool>(count_);
-    pool_->parallel_for(n, std::forward<F>(f));
-#endif
+    threads_->parallel_for(n, std::forward<F>(f));
   }
 
  private:
-  int count_ = 1;
-#ifndef _OPENMP
-  std::unique_ptr<chunkattn::ThreadPool> pool_;
-#endif
+  std::unique_ptr<chunkattn::OpenMpExecutor> threads_ =
+      std::make_unique<chunkattn::OpenMpExecutor>(1);
 };
 static_assert(chunkattn::Executor<Workers>);
 
