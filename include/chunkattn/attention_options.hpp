@@ -119,8 +119,22 @@ using Accuracy = CpuOptions::Accuracy;
 
 /// Options of attention on a GPU.
 struct CudaOptions {
+  /// How work is cut and merged; always in the same order, so that the same plan and object give
+  /// the same bits.
+  enum class Reduce {
+    /// By what is fastest for the plan.
+    deterministic,
+    /// A row's bits depend on its own tokens and query, on types and the variant alone, as on the
+    /// CPU: a prefix found in the cache gives the bits of a cold run, in any batch. Paths are cut
+    /// where their positions are multiples of 256: a row has a partial result for each 256 tokens
+    /// before its last, which Limits::max_partial_rows must hold. Not with infinities in V, nor for
+    /// variants that use `row`.
+    batch_invariant,
+  };
+
   /// Factor of q·k, positive and finite; unset: 1 / sqrt(HeadDim).
   std::optional<float> sm_scale{};
+  Reduce reduce = Reduce::deterministic;  ///< how work is cut and merged
   /// Device memory of workspace_size(limits) bytes, aligned to 256 bytes; null: the constructor
   /// allocates it.
   void* workspace = nullptr;

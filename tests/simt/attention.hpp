@@ -116,7 +116,8 @@ StepResult<T> attention_step(const chunkattn::KvView<E>& kv, chunkattn::PlanView
   if constexpr (!wide) args.stored = kv;
   constexpr HeadDims stored{Dims.k, Dims.v, static_cast<int>(sizeof(E))};
   // Room for no more queries than a tile may have, as for an object with limits of just this plan.
-  const int tile_rows = std::min(model.most_tile_rows, tile_rows_for(plan.num_rows * call.group));
+  int tile_rows = std::min(model.most_tile_rows, tile_rows_for(plan.num_rows * call.group));
+  if (model.batch_invariant) tile_rows = invariant_tile_rows;
   const auto shared = static_cast<std::size_t>(shared_bytes(stored, num_stages, tile_rows));
   if constexpr (std::is_same_v<After, void (*)()>)
     launch_kernel<AttentionArguments<T, Kind>>(&attention_kernel<T, Dims.k, Dims.v, Kind>, grid,

@@ -47,6 +47,8 @@ struct CostModel : CudaOptions::Tuning {
   std::int32_t num_blocks = 264;  ///< that run at the same time
   /// Most rows of a tile: 128 where the kernel and its shared memory have room for such.
   std::int32_t most_tile_rows = usual_tile_rows;
+  /// CudaOptions::Reduce::batch_invariant, for which nothing here is asked.
+  bool batch_invariant = false;
 
   /// One task: `tokens` K/V rows past a tile of `tile_rows`, each KiB in `kib` ps.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows, HeadDims dims,

@@ -144,6 +144,10 @@ class DeviceState {
           std::pair{"options.tuning.merge_ps", tuning.merge_ps},
           std::pair{"options.tuning.wait_ps", tuning.wait_ps}})
       check_argument(value >= 0, name, value, "a time");
+    check_argument(options.reduce == CudaOptions::Reduce::deterministic ||
+                       options.reduce == CudaOptions::Reduce::batch_invariant,
+                   "options.reduce", static_cast<int>(options.reduce),
+                   "Reduce::deterministic or Reduce::batch_invariant");
     check_argument(tuning.min_split_tokens > 0, "options.tuning.min_split_tokens",
                    tuning.min_split_tokens, "at least 1");
     return options;
@@ -165,7 +169,8 @@ class DeviceState {
     num_sms_ = device_attribute(cudaDevAttrMultiProcessorCount, device);
     const int per_block = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const int per_sm = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    const int rows = limits_.max_rows * (limits_.num_qo_heads / limits_.num_kv_heads);
+    int rows = limits_.max_rows * (limits_.num_qo_heads / limits_.num_kv_heads);
+    if (is_invariant()) rows = std::max(rows, invariant_tile_rows);
     occupancy_ = choose_occupancy(dims, rows, per_block, per_sm, wanted_blocks(dims));
     if constexpr (supported_head_dims(dims_of<std::int8_t>))
       quantized_occupancy_ =
@@ -183,8 +188,12 @@ class DeviceState {
     return device;
   }
 
+  [[nodiscard]] bool is_invariant() const noexcept {
+    return options_.reduce == CudaOptions::Reduce::batch_invariant;
+  }
   [[nodiscard]] CostModel model() const noexcept {
-    return {options_.tuning, num_blocks(), std::max(occupancy_.tile_rows, usual_tile_rows)};
+    return {options_.tuning, num_blocks(), std::max(occupancy_.tile_rows, usual_tile_rows),
+            is_invariant()};
   }
 
   // Bytes to allocate: none where the caller brought enough.

@@ -93,9 +93,12 @@ struct WorkspaceLayout {
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
     const std::int64_t tiles = limits.max_rows + limits.max_rows * group / usual_tile_rows + 1;
     const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(dims.v) + 1);
-    capacity.tasks = to_size(3 * tiles + merge_tasks + 1024);
-    capacity.merges = to_size(std::int64_t{16} * limits.max_rows + 1024);
-    capacity.partials = to_size(std::int64_t{*limits.max_partial_rows} * limits.num_qo_heads);
+    // With Reduce::batch_invariant at most a task and a merge for each row's each partial result.
+    const std::int64_t partial_rows = *limits.max_partial_rows;
+    capacity.tasks =
+        to_size(std::max(3 * tiles + merge_tasks + 1024, partial_rows + limits.max_rows));
+    capacity.merges = to_size(std::max(std::int64_t{16} * limits.max_rows + 1024, partial_rows));
+    capacity.partials = to_size(partial_rows * limits.num_qo_heads);
     num_schedules = 1 + limits.max_windows;
     offset[PlanArray::segments] = take<Segment>(to_size(*limits.max_segments));
     offset[PlanArray::pieces] = take<Piece>(to_size(*limits.max_pieces));
@@ -302,6 +305,8 @@ class PlanUpload {
         if (schedules_[i].in_use) changes.list(i);
       return changes;
     }
+    for (int i = 0; i < schedules_.count(); ++i)
+      if (schedules_[i].in_use && !schedules_[i].keeps_blocks(plan)) changes.list(i);
     if (plan.pieces_version != pieces_version_) {
       changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
       for (int i = 0; i < schedules_.count(); ++i)

@@ -29,6 +29,9 @@ class KeptSchedule {
     next_.hidden = hidden;
     next_.tokens = tokens_of(plan);
     next_.ranges.clear();
+    next_.blocks.clear();
+    for (int row = 0; row < plan.num_rows && model.batch_invariant; ++row)
+      next_.blocks.push_back(last_block(plan, row));
     for (int row = 0; row < plan.num_rows && !hidden.none(); ++row)
       next_.ranges.push_back(hidden(plan.row_kv_len[row]));
     next_.list.build(plan, geometry, model, capacity,
@@ -51,6 +54,12 @@ class KeptSchedule {
     }
     return true;
   }
+  /// Reduce::batch_invariant: whether each row ends in the same block.
+  [[nodiscard]] bool keeps_blocks(const PlanView& plan) const noexcept {
+    for (std::size_t row = 0; row < now_.blocks.size(); ++row)
+      if (now_.blocks[row] != last_block(plan, static_cast<int>(row))) return false;
+    return true;
+  }
   /// Splits were chosen for the lengths of then: an eighth more or less, and they are chosen anew.
   [[nodiscard]] bool has_aged(const PlanView& plan) const noexcept {
     return std::abs(tokens_of(plan) - now_.tokens) > now_.tokens / 8;
@@ -60,8 +69,9 @@ class KeptSchedule {
   struct Made {
     Scheduler list;
     HiddenKeys hidden;
-    std::vector<KeyRange> ranges;  // by row: what is left out; empty: nothing
-    std::int64_t tokens = 0;       // of the plan, each segment's once
+    std::vector<KeyRange> ranges;      // by row: what is left out; empty: nothing
+    std::vector<std::int32_t> blocks;  // by row: the last one; empty: of no matter
+    std::int64_t tokens = 0;           // of the plan, each segment's once
   };
   [[nodiscard]] static std::int64_t tokens_of(const PlanView& plan) noexcept {
     std::int64_t tokens = 0;

@@ -16,6 +16,7 @@
 #include "../support/to_size.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
+#include "invariant_schedule.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -43,6 +44,7 @@ class Scheduler {
     geometry_ = geometry;
     model_ = model;
     capacity_ = capacity;
+    if (model.batch_invariant) return make_invariant_tasks(hidden);
     find_runs(hidden);
     // Where partial results do not fit, what saves least by them is not shared.
     Choice best;
@@ -324,6 +326,21 @@ class Scheduler {
     num_chunk_first_ = static_cast<int>(tasks_.size());
     for (const int i : order_)
       if (run_at(i).own) add_sequence_first(run_at(i));
+    add_up_bytes();
+  }
+
+  void make_invariant_tasks(const KeyRange* hidden) {
+    invariant_.build(plan_, geometry_, capacity_, hidden);
+    tasks_.swap(invariant_.tasks);
+    merges_.swap(invariant_.merges);
+    num_chunk_first_ = invariant_.num_chunk_first;
+    num_partials_ = invariant_.num_partials;
+    summary_ = {invariant_.kv_tokens};
+    has_large_tiles_ = false;
+    add_up_bytes();
+  }
+
+  void add_up_bytes() noexcept {
     summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
     summary_.kv_bytes =
         summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * dims().stored;
@@ -388,6 +405,7 @@ class Scheduler {
   Geometry geometry_;
   CostModel model_;
   ScheduleCapacity capacity_;
+  InvariantSchedule invariant_;
   std::vector<Run> runs_;
   std::vector<int> order_;  // of runs
   int merge_rows_ = 1;      // packed rows at most of a task that only merges

@@ -1,0 +1,173 @@
+// The tasks of CudaOptions::Reduce::batch_invariant: a row's bits depend on its own tokens alone.
+// On what they would depend, and why they do not: README.md here, "Batch-invariant".
+//
+// Every path is cut where its positions are multiples of a block. A row's last block is streamed by
+// the task that merges and writes, each one before it by a chunk-first task, whose partial results
+// are merged in path order. A block in which paths part belongs to each branch: the tokens before
+// it are read again. All tiles are of one height, so that warps divide every row's tokens alike.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../../plan_view.hpp"
+#include "../../variants.hpp"
+#include "../support/check.hpp"
+#include "../support/to_size.hpp"
+#include "cost_model.hpp"
+#include "device_plan.hpp"
+#include "tile_layout.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail::cuda {
+
+/// Tokens of a block: whole KV tiles, and no more than any kernel adds up without a total
+/// (RunningTotal), whose windows are counted from a task's first visible tile.
+inline constexpr std::int32_t invariant_block = 256;
+/// Rows of every tile. (Tiles of 16 let groups of threads merge, by the number of rows.)
+inline constexpr int invariant_tile_rows = 64;
+static_assert(invariant_block % 64 == 0 && invariant_block <= 512 && invariant_tile_rows > 16);
+
+/// Which block holds the last position that a row sees.
+[[nodiscard]] inline std::int32_t last_block(const PlanView& plan, int row) noexcept {
+  const Segment& segment = plan.segments[plan.row_segment[row]];
+  const std::int32_t seen = std::min(plan.row_kv_len[row], segment.position + segment.length);
+  return std::max(seen - 1, 0) / invariant_block;
+}
+
+/// Makes the lists. Keeps its memory from call to call.
+class InvariantSchedule {
+ public:
+  std::vector<Task> tasks;  ///< as Scheduler's, as all of these
+  std::vector<Merge> merges;
+  int num_chunk_first = 0;
+  std::int64_t num_partials = 0;
+  std::int64_t kv_tokens = 0;  ///< streamed, one KV head
+
+  /// \param hidden  [num_rows] keys that a row does not see; or null
+  /// \throws InvalidArgument if the result does not fit `capacity`
+  void build(const PlanView& plan, const Geometry& geometry, const ScheduleCapacity& capacity,
+             const KeyRange* hidden) {
+    group_ = geometry.group();
+    num_kv_heads_ = geometry.num_kv_heads;
+    tasks.clear();
+    merges.clear();
+    blocks_.clear();
+    first_block_.clear();
+    num_partials = kv_tokens = 0;
+    for (int s = 0; s < plan.num_segments; ++s) add_chunk_first(plan, s, hidden);
+    num_chunk_first = static_cast<int>(tasks.size());
+    for (int begin = 0, end = 0; begin < plan.num_rows; begin = end) {
+      const std::int32_t segment = plan.row_segment[begin];
+      const std::int32_t last = last_block(plan, begin);
+      while (end < plan.num_rows && plan.row_segment[end] == segment &&
+             last_block(plan, end) == last)
+        ++end;
+      add_sequence_first(plan, segment, last, begin, end);
+    }
+    std::sort(tasks.begin() + num_chunk_first, tasks.end(), [](const Task& a, const Task& b) {
+      return a.merge_count != b.merge_count ? a.merge_count > b.merge_count : a.flag < b.flag;
+    });
+    check_capacity(capacity);
+  }
+
+ private:
+  static constexpr int tile_bits = std::countr_zero(unsigned{invariant_tile_rows});
+
+  // Of each block that ends in a segment: what merges it. Nothing where nobody wants it.
+  struct Block {
+    Merge merge;
+    bool wanted = false;
+  };
+
+  // A block's results of so many rows.
+  [[nodiscard]] std::int64_t partials(int rows) const noexcept {
+    return std::int64_t{rows} * group_ * num_kv_heads_;
+  }
+
+  void add_chunk_first(const PlanView& plan, int s, const KeyRange* hidden) {
+    const Segment& segment = plan.segments[s];
+    const std::int32_t first = segment.position / invariant_block;
+    const std::int32_t stop = (segment.position + segment.length) / invariant_block;
+    first_block_.push_back(static_cast<std::int32_t>(blocks_.size()) - first);
+    std::int32_t begin = segment.row_begin, end = segment.row_end;
+    for (std::int32_t b = first; b < stop; ++b) {
+      // Whose last block is a later one. Each block has no rows that the one before has not.
+      while (begin < end && last_block(plan, begin) <= b) ++begin;
+      while (begin < end && last_block(plan, end - 1) <= b) --end;
+      const std::int32_t position = b * invariant_block;
+      Block block;
+      for (int row = begin; row < end && !block.wanted; ++row)
+        block.wanted = hidden == nullptr || hidden[row].begin > position ||
+                       hidden[row].end < position + invariant_block;
+      if (block.wanted) {
+        block.merge = {static_cast<std::int32_t>(num_partials - partials(begin)),
+                       static_cast<std::int32_t>(tasks.size()), begin * group_, tile_bits};
+        Task task{};
+        task.segment = s;
+        task.position_begin = position;
+        task.position_end = position + invariant_block;
+        task.partial_base = block.merge.partial_base;
+        add_tiles(task, begin * group_, end * group_, invariant_block);
+        num_partials += partials(end - begin);
+      }
+      blocks_.push_back(block);
+    }
+  }
+
+  // Rows [begin, end), whose paths end with `segment` and whose last block is number `last`.
+  void add_sequence_first(const PlanView& plan, std::int32_t segment, std::int32_t last, int begin,
+                          int end) {
+    Task task{};
+    task.segment = segment;
+    task.position_begin = last * invariant_block;
+    task.position_end = open_end;
+    task.merge_begin = static_cast<std::int32_t>(merges.size());
+    std::int32_t stop = last;
+    for (std::int32_t s = segment; s >= 0; s = plan.segments[s].parent) {
+      const std::int32_t first = plan.segments[s].position / invariant_block;
+      for (std::int32_t b = stop; b-- > first;) {
+        const Block& block = blocks_[to_size(first_block_[to_size(s)] + b)];
+        if (block.wanted) merges.push_back(block.merge);
+      }
+      stop = std::min(stop, first);
+    }
+    std::reverse(merges.begin() + task.merge_begin, merges.end());
+    task.merge_count = static_cast<std::int32_t>(merges.size()) - task.merge_begin;
+    const std::int32_t most =
+        *std::max_element(plan.row_kv_len + begin, plan.row_kv_len + end) - task.position_begin;
+    add_tiles(task, begin * group_, end * group_, std::max(most, 0));
+  }
+
+  // One task per tile of packed rows, all else as in `task`.
+  void add_tiles(Task task, int row_begin, int row_end, std::int32_t tokens) {
+    task.tile_rows = invariant_tile_rows;
+    for (int row = row_begin; row < row_end; row += task.row_count) {
+      task.row_begin = row;
+      task.row_count = std::min(row_end - row, invariant_tile_rows);
+      task.flag = static_cast<std::int32_t>(tasks.size());  // read of chunk-first ones
+      tasks.push_back(task);
+      kv_tokens += tokens;
+    }
+  }
+
+  void check_capacity(const ScheduleCapacity& capacity) const {
+    check_argument(to_size(num_partials) <= std::min<std::size_t>(capacity.partials, 0x7fffffff) &&
+                       tasks.size() <= capacity.tasks && merges.size() <= capacity.merges,
+                   "limits.max_partial_rows", capacity.partials / to_size(partials(1)),
+                   {"at least ", num_partials / partials(1),
+                    ": with Reduce::batch_invariant a row has a partial "
+                    "result for every ",
+                    invariant_block, " tokens before its last"});
+  }
+
+  int group_ = 1, num_kv_heads_ = 1;
+  std::vector<Block> blocks_;              // by segment, then in path order
+  std::vector<std::int32_t> first_block_;  // [segment] where its block number b stands: this + b
+};
+
+}  // namespace detail::cuda
+CHUNKATTN_NAMESPACE_END
