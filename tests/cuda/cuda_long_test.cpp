@@ -75,7 +75,7 @@ constexpr Path paths[] = {
     {"sequence-first, 32 lines", 1, 20, 1, 32, 0},
     {"sequence-first, 64 lines", 1, 40, 1, 64, 0},
     {"chunk-first, 128 lines", 8, 16, 1, 128, 1},
-    {"8 partial results", 1, 4, 8, 16, 8},
+    {"8 partial results", 1, 4, 16, 16, 8},
     {"hundreds of partial results", 1, 4, 1024, 16, 60},
 };
 
