@@ -317,6 +317,67 @@ TEST_CASE("a schedule that cannot fit is refused by name") {
                        doctest::Contains("at most 4 tasks"), chunkattn::InvalidArgument);
 }
 
+TEST_CASE("rows of a segment that are not side by side are refused by name") {
+  test::RandomPlan plan = test::make_two_level_plan(3, 64, 64);
+  plan.row_segment[2] = plan.row_segment[0];
+  Scheduler scheduler;
+  CHECK_THROWS_WITH_AS(scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, plenty),
+                       doctest::Contains("plan.row_segment = 2: expected the rows of a segment"),
+                       chunkattn::InvalidArgument);
+}
+
+TEST_CASE("cuts are as many as each limit leaves room for") {
+  const test::RandomPlan plan = test::make_two_level_plan(1, 0, 32768);
+  Scheduler scheduler;
+  for (const int most : {3, 8}) {
+    CAPTURE(most);
+    ScheduleCapacity few = plenty;
+    few.merges = static_cast<std::size_t>(most);
+    scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, few);
+    CHECK(scheduler.num_chunk_first() == most);
+    CHECK(scheduler.merges().size() == few.merges);
+    // One task merges all rows, where one for each leaves no room for pieces.
+    few = plenty;
+    few.tasks = static_cast<std::size_t>(most) + 1;
+    scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, few);
+    CHECK(scheduler.num_chunk_first() == most);
+    CHECK(scheduler.num_sequence_first() == 1);
+  }
+  CostModel model;
+  model.min_split_tokens = 10000;
+  scheduler.build(plan.view(), {32, 8, 128}, model, plenty);
+  CHECK(scheduler.num_chunk_first() == 3);
+}
+
+TEST_CASE("pieces of a window have as many visible tokens each, and the last one is open") {
+  const test::RandomPlan plan = test::make_two_level_plan(1, 0, 32768);
+  Scheduler scheduler;
+  for (const chunkattn::KeyRange hidden : {chunkattn::KeyRange{0, 24000}, {640, 24000}}) {
+    CAPTURE(hidden.begin);
+    scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, plenty, &hidden);
+    REQUIRE(scheduler.num_chunk_first() > 2);
+    CHECK(scheduler.tasks().front().position_begin == (hidden.begin == 0 ? hidden.end : 0));
+    int tokens = 0;
+    for (int t = 0; t < scheduler.num_chunk_first() - 1; ++t) {
+      const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
+      const int left_out = std::max(
+          0, std::min(task.position_end, hidden.end) - std::max(task.position_begin, hidden.begin));
+      const int seen = task.position_end - task.position_begin - left_out;
+      if (t == 0) tokens = seen;
+      CHECK(seen == tokens);
+    }
+    const Task& last = scheduler.tasks()[static_cast<std::size_t>(scheduler.num_chunk_first() - 1)];
+    CHECK(last.position_end == open_end);
+    CHECK(32768 - last.position_begin <= tokens);
+  }
+  // What is hidden begins before the sequences' own runs.
+  const test::RandomPlan branches = test::make_two_level_plan(2, 1000, 32768);
+  const chunkattn::KeyRange hidden[] = {{640, 24000}, {640, 24000}};
+  scheduler.build(branches.view(), {32, 8, 128}, CostModel{}, plenty, hidden);
+  for (const Task& task : scheduler.tasks())
+    if (task.segment > 0) CHECK(task.position_begin >= 24000);
+}
+
 TEST_CASE("locate finds every place of every path") {
   test::Random random(23);
   const test::RandomPlan plan = test::make_random_plan(random, {});

@@ -180,9 +180,7 @@ class Scheduler {
   }
 
   [[nodiscard]] bool saves(const Run& run, std::int64_t price) const noexcept {
-    if (run.branches < 2 ||
-        to_size(run.rows()) * to_size(geometry_.num_kv_heads) > capacity_.partials)
-      return false;
+    if (to_size(run.rows()) * to_size(geometry_.num_kv_heads) > capacity_.partials) return false;
     const int tile_rows = tile_rows_for(std::min(run.rows(), usual_tile_rows));
     const std::int64_t once = model_.stream_ps(run.tokens, tile_rows, dims(), model_.ps_per_kib);
     const std::int64_t apart = model_.stream_ps(run.tokens, 0, dims(), model_.ps_per_kib);
