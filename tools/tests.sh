@@ -98,6 +98,7 @@ run_tests() {
     printf '\nleft out of tests that passed\n'
     grep -hE '^skipped:' "$last" | sort -u | sed 's/^skipped: /    /'
   fi
+  grep -hE '^summary: ' "$last" | sed 's/^summary: /\n/' || true  # what whoever reads only the end should see
   if [ ${#failed[@]} -gt 0 ]; then
     printf '\nFAILED: %s\n' "$(counted ${#failed[@]} test)"
     printf '    %s\n' "${failed[@]}"

@@ -1,8 +1,8 @@
 // The executor that runs kernels from PTX (simt/executor.hpp): those of the modules in the files
 // that CHUNKATTN_PTX names, parted by colons. A kernel that none of them has goes to the emulator.
 // At the end the program prints what has been run, and writes to the file that CHUNKATTN_PTX_FORMS
-// names which forms of the kernels were executed ("executed" FORM) and which were not ("held"
-// FORM).
+// names how much ("counted" LAUNCHES INSTRUCTIONS MMA), which forms of the kernels were executed
+// ("executed" FORM) and which were not ("held" FORM).
 #include "simt/executor.hpp"
 
 #include <dlfcn.h>
@@ -94,6 +94,8 @@ class Library {
       for (const Instruction& i : entry.code)
         (counts.by_form[static_cast<std::size_t>(i.form->number)] > 0 ? executed : held)
             .insert(i.form->name.substr(0, i.form->name.find('/')));
+    file << "counted " << counts.launches << " " << counts.instructions << " " << counts.mma
+         << "\n";
     for (const std::string& form : executed) file << "executed " << form << "\n";
     for (const std::string& form : held) file << "held " << form << "\n";
   }

@@ -166,7 +166,9 @@ TEST_CASE("lanes that are off where all are needed") {
       "%r7}, {%r8, %r9}, {%r0, %r1, %r2, %r3};\n";
   const std::string matrix =
       "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r30];\n";
-  for (const std::string& all : {mma, matrix, members + shuffle, std::string("bar.sync 0;\n")}) {
+  const std::string vote = "vote.sync.any.pred %p3, %p2, %r20;\n";
+  for (const std::string& all :
+       {mma, matrix, members + shuffle, members + vote, std::string("bar.sync 0;\n")}) {
     check_fault(odd + "@%p1 bra $end;\n" + all + "$end:", "lanes are off, which have left");
     check_fault(odd + "@%p1 bra $other;\n" + all + "bra.uni $end;\n$other:\n" + all + "$end:",
                 "lanes are off, which wait at line");
@@ -175,6 +177,7 @@ TEST_CASE("lanes that are off where all are needed") {
   check_fault(odd + "@%p1 bar.sync 0;", "lanes are off by a predicate");
   check_fault("mov.u32 %r20, 255;\nmov.u32 %r21, 31;\nmov.u32 %r22, 1;\n" + shuffle,
               "shfl.sync: of some lanes");
+  check_fault("mov.u32 %r20, 255;\n" + vote, "vote.sync: of some lanes");
 }
 
 TEST_CASE("barriers that not all warps reach, and blocks that wait for ever") {
@@ -207,4 +210,21 @@ TEST_CASE("what the machine does not know is refused by name") {
   refused(".local .b8 stack[16];", "unknown directive: .local");
   refused(".reg .f64 %fd<3>;", "registers of type .f64");
   refused("ld.local.u32 %r1, [%r2];", "unknown instruction: ld.local.u32");
+  refused("cp.async.cg.shared.global.L2::128B [%r1+16], [%rd1], 16, %r2;", "offsets of a copy");
+  refused("cp.async.cg.shared.global.L2::128B [%r1], [%rd1+16], 16, %r2;", "offsets of a copy");
+  refused("ret;\nmov.u32 %r1, %r2;\n}\n//", "does not end with ret");
+}
+
+TEST_CASE("launches that no device takes") {
+  const auto entries = read_module(kernel_text(""));
+  const void* arguments[2] = {};
+  const auto refused = [&](const Launch& launch, const std::string& expected) {
+    CHECK_THROWS_WITH_AS(run(entries.at("kernel"), launch), doctest::Contains(expected.c_str()),
+                         Fault);
+  };
+  refused({1, 32, 64, arguments, 8, 1}, "arguments of 8 bytes, not 16");
+  for (const int grid : {0, -1})
+    refused({grid, 32, 64, arguments, 16, 1}, "a launch that no device takes");
+  for (const int threads : {0, 31, 48, 1056})
+    refused({1, threads, 64, arguments, 16, 1}, "a launch that no device takes");
 }

@@ -2,7 +2,8 @@
 # What nvcc makes of the kernels, run on the host in the place of the emulator.
 #   run.sh compile WORK PROGRAM...   PTX of the kernels that the test programs launch, into WORK
 #   run.sh test WORK PROGRAM [ARG...]  a program with them
-#   run.sh forms WORK                which forms of instructions no program has executed
+#   run.sh forms WORK PROGRAMS       what so many programs have executed together, and which forms of instructions
+#                                    none has, with the reasons of never.txt
 #   run.sh counts WORK PROGRAM [ARG...]  gpu_counts.cpp with its kernel, and the registers of that
 #   run.sh mutants WORK PROGRAM      faults in the assembly of ptx.cuh: each must make the program fail
 # Environment: NVCC, CUDA_ARCH (80), JOBS (2). Exit: 0 passed, 77 a tool is missing, else failed.
@@ -47,10 +48,25 @@ compile() {
 }
 
 forms() {
+  local programs
+  programs=$(find "$work/forms" -type f | wc -l)
+  [ "$programs" -ge "$1" ] || skip "ptx forms: $programs of $1 programs have run by PTX"
   cat "$work"/forms/* | sort -u >"$work/forms.txt"
-  echo "$(grep -c '^executed' "$work/forms.txt") forms of instructions were executed"
-  comm -13 <(sed -n 's/^executed //p' "$work/forms.txt" | sort) <(sed -n 's/^held //p' "$work/forms.txt" | sort) |
-    sed 's/^/  never: /'
+  sed -n 's/^executed //p' "$work/forms.txt" | sort >"$work/executed"
+  sed -n 's/^held //p' "$work/forms.txt" | sort | comm -13 "$work/executed" - >"$work/never"
+  local status=0 form reason
+  while read -r form; do
+    reason=$(sed -n "s/^${form//./[.]}  *//p" "$here/never.txt")
+    echo "  never: $form: ${reason:-no reason is known (tests/ptx/never.txt)}"
+  done <"$work/never"
+  while read -r form reason; do
+    if grep -qxF "$form" "$work/executed"; then echo "  FAILED: $form is in never.txt and was executed"; status=1; fi
+  done < <(grep -v '^#' "$here/never.txt")
+  awk -v forms="$(wc -l <"$work/executed")" -v never="$(wc -l <"$work/never")" \
+    '/^counted/ { ++programs; launches += $2; instructions += $3; mma += $4 }
+     END { printf "summary: CUDA tests by PTX: %d programs, %d launches, %.0f million instructions of warps, %d mma, ", programs, launches, instructions / 1e6, mma
+           printf "%d forms of instructions, %d never executed (ctest -R ptx.forms -V)\n", forms, never }' "$work"/forms/*
+  return $status
 }
 
 # What ptxas makes of the modules for the architectures whose PTX is the same.
@@ -85,9 +101,12 @@ case $mode in
     mkdir -p "$work/forms"
     program=$1
     shift
-    CHUNKATTN_PTX=$(modules) CHUNKATTN_PTX_FORMS=$work/forms/$(echo "$(basename "$program") $*" | tr -c 'a-z_\n' _) exec "$program" "$@"
+    forms=$work/forms/$(echo "$(basename "$program") $*" | tr -c 'a-z_\n' _)
+    rm -f "$forms"
+    CHUNKATTN_PTX=$(modules) CHUNKATTN_PTX_FORMS=$forms "$program" "$@"
+    [ -s "$forms" ] || { echo "FAILED: $program has run no kernel by PTX: it is not linked with the interpreter"; exit 1; }
     ;;
-  forms) [ -d "$work/forms" ] || skip "no program has run by PTX"; forms ;;
+  forms) [ -d "$work/forms" ] || skip "no program has run by PTX"; forms "$@" ;;
   mutants)
     [ -n "$(modules)" ] || skip "ptx has no kernels (see the test ptx.kernels)"
     CHUNKATTN_PTX=$(modules) exec python3 "$here/mutate.py" "$work" "$@" ;;

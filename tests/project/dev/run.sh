@@ -28,7 +28,7 @@ case $check in
 cmake_minimum_required(VERSION 3.22)
 project(summary LANGUAGES NONE)
 enable_testing()
-add_test(NAME good COMMAND true)
+add_test(NAME good COMMAND bash -c "echo 'summary: 7 of what good did'")
 add_test(NAME bad.one COMMAND false)
 add_test(NAME bad.two COMMAND no_such_program)
 add_test(NAME left.out COMMAND bash -c "echo 'SKIPPED: left out needs a tool'; exit 77")
@@ -46,6 +46,7 @@ END
     sed -n '/^SKIPPED/,$p' "$work/log" >"$work/closing"
     says "$work/closing" "SKIPPED, not passed: 1 test"
     says "$work/closing" "left.out: left out needs a tool"
+    says "$work/closing" "7 of what good did"
     says "$work/closing" "FAILED: 2 tests"
     says "$work/closing" "bad.one (Failed)"
     says "$work/closing" "bad.two (Not Run)"
