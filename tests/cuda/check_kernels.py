@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compiles attention kernels and checks what ptxas made of PTX that says more than it: no product and no matrix load is
 predicated (all 32 lanes take part), nothing is read through the cache of constants, which would keep partial results
-from before they were released, loads that acquire are there and each forgets what the cache of its multiprocessor
-has, and stores that release, fences, atomics and products are as many as in PTX. Then plants a fault of each kind in the machine code: each must be noticed.
+from before they were released, loads that acquire are there and each forgets what the cache of its multiprocessor has,
+and stores that release, fences, atomics and products are as many as in PTX. Then plants a fault of each kind in the
+machine code: each must be noticed.
 
 Usage: check_kernels.py [--arch 80,90a,100a,120a] [--head-dim 64] [--jobs 2]
 Exit: 0 passed, 1 failed, 77 no nvcc or no disassembler.
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 
-from check_ptxas import compile_kernels, find_disassembler, find_nvcc, supported
-from check_sass import instructions
+from check_ptxas import compile_kernels, supported
+from check_sass import find_tools, instructions
 
 SOURCES = {"16 bits": ("kernels.cu", []), "8 bits": ("variant_kernels.cu", ["-DEIGHT_BITS_ONLY"])}
 GUARD = r"^@!?U?P\d\s+"
@@ -121,14 +122,7 @@ def main():
     options.add_argument("--head-dim", default="64")
     options.add_argument("--jobs", type=int, default=2)
     options = options.parse_args()
-    nvcc = find_nvcc()
-    if nvcc is None:
-        print("SKIPPED: check_kernels.py needs nvcc")
-        return 77
-    disassembler = find_disassembler(nvcc)
-    if disassembler is None:
-        print("SKIPPED: check_kernels.py needs cuobjdump")
-        return 77
+    nvcc, disassembler = find_tools()
     failures = []
     with tempfile.TemporaryDirectory() as work, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running = []

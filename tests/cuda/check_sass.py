@@ -184,18 +184,21 @@ CHECKS = {
 }
 
 
+def find_tools():
+    """nvcc and a disassembler. Without one of them the script ends."""
+    nvcc = find_nvcc()
+    disassembler = nvcc and find_disassembler(nvcc)
+    if disassembler is None:
+        print(f"SKIPPED: {os.path.basename(sys.argv[0])} needs {'nvcc' if nvcc is None else 'cuobjdump'}")
+        sys.exit(77)
+    return nvcc, disassembler
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--arch", default="80,90a,100a,120a")
     options = options.parse_args()
-    nvcc = find_nvcc()
-    if nvcc is None:
-        print("SKIPPED: check_sass.py needs nvcc")
-        return 77
-    disassembler = find_disassembler(nvcc)
-    if disassembler is None:
-        print("SKIPPED: check_sass.py needs cuobjdump")
-        return 77
+    nvcc, disassembler = find_tools()
     failures = len(unchecked())
     for name in unchecked():
         print(f"FAILED: {name} of ptx.cuh is in no kernel of ptx_wrappers.cu")

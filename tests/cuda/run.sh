@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # run.sh [kernels|some|wrappers|sass|mutants|programs WORK]: compiles the CUDA kernels, all that are tuned or some of
 # them (check_ptxas.py), or each wrapper of ptx.cuh (check_sass.py), or some kernels for their machine code
-# (check_kernels.py), and looks at what came out; or names the mutants of the
-# kernels (mutate.py), none of whose kinds may be without a place in them; or compiles and links what tools/gpu.sh will
-# run on a GPU, for one architecture, into WORK.
+# (check_kernels.py), and looks at what came out; or names the mutants of the kernels (mutate.py), none of whose kinds
+# may be without a place in them; or compiles and links what tools/gpu.sh will run on a GPU, for one architecture, into
+# WORK.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -30,10 +30,10 @@ class KeptSchedule {
     next_.tokens = tokens_of(plan);
     next_.ranges.clear();
     next_.blocks.clear();
-    for (int row = 0; row < plan.num_rows && model.batch_invariant; ++row)
-      next_.blocks.push_back(last_block(plan, row));
-    for (int row = 0; row < plan.num_rows && !hidden.none(); ++row)
-      next_.ranges.push_back(hidden(plan.row_kv_len[row]));
+    for (int row = 0; row < plan.num_rows; ++row) {
+      if (model.batch_invariant) next_.blocks.push_back(last_block(plan, row));
+      if (!hidden.none()) next_.ranges.push_back(hidden(plan.row_kv_len[row]));
+    }
     next_.list.build(plan, geometry, model, capacity,
                      hidden.none() ? nullptr : next_.ranges.data());
   }
@@ -47,9 +47,9 @@ class KeptSchedule {
   [[nodiscard]] bool holds(const PlanView& plan) const {
     for (std::size_t row = 0; row < now_.ranges.size(); ++row) {
       const KeyRange then = now_.ranges[row];
+      if (then.size() == 0 || plan.row_kv_len[row] <= 0) continue;
       const KeyRange now = now_.hidden(plan.row_kv_len[row]);
-      const bool reads = then.size() > 0 && plan.row_kv_len[row] > 0;
-      if (reads && (now.begin > then.begin || now.end < std::min(then.end, plan.row_kv_len[row])))
+      if (now.begin > then.begin || now.end < std::min(then.end, plan.row_kv_len[row]))
         return false;
     }
     return true;
@@ -115,9 +115,10 @@ class ScheduleCache {
   }
   /// Other rows: lists that none of the last rows' calls has used are not made again.
   void drop_unused() noexcept {
-    for (KeptSchedule& kept : lists_)
-      kept.in_use =
-          kept.in_use && (&kept == lists_.data() || kept.captured || kept.last_use > dropped_at_);
+    for (int i = 1; i < count(); ++i) {
+      KeptSchedule& kept = (*this)[i];
+      kept.in_use = kept.in_use && (kept.captured || kept.last_use > dropped_at_);
+    }
     dropped_at_ = uses_;
   }
 
