@@ -38,7 +38,7 @@ void check_answer(ChunkAttention<Cpu, 64>& attention, const test::AttentionCase<
 TEST_CASE("every way to merge agrees with the oracle, for any number of tasks and heads per task") {
   test::Random random(53);
   int cut = 0;
-  for (int round = 0; round < test::scaled(24); ++round) {
+  for (int round = 0; round < test::scaled(24) || (cut == 0 && round < 500); ++round) {
     const bool few = round % 2 == 0;  // only what is long and narrow is cut along KV
     test::RandomPlanOptions options;
     options.share = random.pick({test::Share::none, test::Share::some, test::Share::all});

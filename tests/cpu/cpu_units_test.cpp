@@ -47,7 +47,7 @@ std::vector<float> make_queries(test::Random& random, int rows, int heads, doubl
 
 template <class T>
 void check_bits(test::Random& random, int sequences, double inexact, int& narrow) {
-  const int branches = random.uniform(2, 4), heads = random.uniform(1, 4);
+  const int branches = random.uniform(2, 3), heads = random.uniform(1, 2);
   const test::RandomPlan plan = test::make_level_plan(
       {1, branches, sequences}, {64 * random.uniform(20, 60), 64 * random.uniform(60, 140), 0});
   test::KvStorage<T> kv(plan.num_chunks, heads, plan.chunk_size, dim);
@@ -70,7 +70,7 @@ void check_bits(test::Random& random, int sequences, double inexact, int& narrow
 TEST_CASE("tiles or vectors: the same bits for any number of threads") {
   test::Random random(61);
   int narrow = 0;
-  for (int i = 0; i < test::scaled(4); ++i) {
+  for (int i = 0; i < test::scaled(4) || (narrow == 0 && i < 200); ++i) {
     check_bits<half>(random, random.uniform(48, 120), 1, narrow);
     check_bits<bfloat16>(random, random.uniform(48, 120), 0.02, narrow);
   }
@@ -80,7 +80,7 @@ TEST_CASE("tiles or vectors: the same bits for any number of threads") {
 TEST_CASE("dot products of pairs or vectors: the same bits for any number of threads") {
   test::Random random(62);
   int narrow = 0;
-  for (int i = 0; i < test::scaled(8); ++i)
+  for (int i = 0; i < test::scaled(8) || (narrow == 0 && i < 400); ++i)
     check_bits<bfloat16>(random, random.uniform(26, 47), 0.05, narrow);
   CHECK(narrow > 0);
 }

@@ -149,7 +149,7 @@ TEST_CASE("random steps: each query token's slot is that of its position in the 
   std::vector<Tree::Sequence> sequences;
   BlockTable table;
   int written = 0;
-  for (int round = 0; round < test::scaled(300); ++round) {
+  for (int round = 0; round < test::scaled(300) || (written <= 100 && round < 3000); ++round) {
     if (random.uniform(0, 3) == 0) {
       std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 20)));
       for (int& token : prompt) token = random.uniform(0, 1);

@@ -154,9 +154,9 @@ TEST_CASE("replicas fed the same calls hold the same tree, chunks and plans") {
   Replica a(11), b(11);
   CHECK(a.play(calls) == b.play(calls));
   const TreeStats stats = a.stats();
-  CHECK(stats.evicted_chunks > 100);
-  CHECK(stats.steps > 1000);
-  CHECK(stats.cancelled_steps > 100);
+  CHECK(stats.evicted_chunks > calls / 200);
+  CHECK(stats.steps > calls / 20);
+  CHECK(stats.cancelled_steps > calls / 200);
   CHECK(stats.abandoned_steps > 0);
-  CHECK(stats.forks_copied > 50);
+  CHECK(stats.forks_copied > calls / 400);
 }
