@@ -21,9 +21,26 @@ using chunkattn::PageTables;
 constexpr int num_sequences = 256;
 constexpr int seq_len = 4096;
 
+enum Order { in_order, shuffled, in_runs };  // of pages in memory; runs of 1 to 4 pages
+
+void scatter(std::vector<std::int32_t>& ids, Order order) {
+  std::mt19937 random(1);
+  std::vector<std::vector<std::int32_t>> runs;
+  for (std::size_t i = 0, room = 0; i < ids.size(); ++i, --room) {
+    if (room == 0) {
+      runs.emplace_back();
+      room = order == shuffled ? 1 : 1 + random() % 4;
+    }
+    runs.back().push_back(ids[i]);
+  }
+  std::shuffle(runs.begin(), runs.end(), random);
+  ids.clear();
+  for (const auto& run : runs) ids.insert(ids.end(), run.begin(), run.end());
+}
+
 /// Page tables as engines make them, with room for the tokens of 64 steps.
 struct Batch {
-  Batch(int page_size, int shared, bool scattered)
+  Batch(int page_size, int shared, Order order)
       : stride((seq_len + 64 + page_size - 1) / page_size),
         table(static_cast<std::size_t>(num_sequences * stride)),
         seq_lens(num_sequences, seq_len),
@@ -33,7 +50,7 @@ struct Batch {
     num_pages = shared_pages + num_sequences * (stride - shared_pages);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(num_pages));
     std::iota(ids.begin(), ids.end(), 0);
-    if (scattered) std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+    if (order != in_order) scatter(ids, order);
     std::size_t next = static_cast<std::size_t>(shared_pages);
     for (int s = 0; s < num_sequences; ++s)
       for (int p = 0; p < stride; ++p)
@@ -54,7 +71,7 @@ struct Batch {
 /// known is compared in vain.
 void rebuild(benchmark::State& state) {
   const auto page_size = static_cast<int>(state.range(0));
-  Batch batch(page_size, static_cast<int>(state.range(1)), state.range(3) != 0);
+  Batch batch(page_size, static_cast<int>(state.range(1)), static_cast<Order>(state.range(3)));
   PagedPlan plan(
       {.page_size = page_size, .num_pages = batch.num_pages, .joined = state.range(2) != 0});
   std::int32_t& last =
@@ -72,7 +89,7 @@ void rebuild(benchmark::State& state) {
 /// Sequences grow by a token per step, 64 steps, then the batch starts again.
 void grow(benchmark::State& state) {
   const auto page_size = static_cast<int>(state.range(0));
-  Batch batch(page_size, static_cast<int>(state.range(1)), state.range(3) != 0);
+  Batch batch(page_size, static_cast<int>(state.range(1)), static_cast<Order>(state.range(3)));
   PagedPlan plan(
       {.page_size = page_size, .num_pages = batch.num_pages, .joined = state.range(2) != 0});
   int steps = 0;
@@ -120,11 +137,12 @@ BENCHMARK(attend)
     ->Unit(benchmark::kMillisecond);
 
 void cases(benchmark::internal::Benchmark* made) {
-  made->ArgNames({"page", "shared", "joined", "scattered"})->Unit(benchmark::kMicrosecond);
+  made->ArgNames({"page", "shared", "joined", "order"})->Unit(benchmark::kMicrosecond);
   for (const int page : {1, 16, 128})
     for (const int shared : {0, 2048, 4032})
       for (const int joined : {0, 1})
-        for (const int scattered : {0, 1}) made->Args({page, shared, joined, scattered});
+        for (const int order : {in_order, shuffled, in_runs})
+          made->Args({page, shared, joined, order});
 }
 BENCHMARK(rebuild)->Apply(cases);
 BENCHMARK(grow)->Apply(cases);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -487,6 +488,35 @@ TEST_CASE("what does not fit is refused by name, and the last plan stays") {
   enough.query_start_loc = {0, 0, 0};  // none is looked at
   enough.seq_lens = {-1, -1}, enough.table.clear(), enough.stride = -1;
   CHECK(plan.build(enough.view()).num_rows == 0);
+}
+
+TEST_CASE("a page that is not there is refused wherever it is in runs of pages") {
+  constexpr std::int32_t count = 40, most = std::numeric_limits<std::int32_t>::max();
+  std::vector<std::int32_t> run(count), backwards(count);
+  std::iota(run.begin(), run.end(), 0);
+  std::iota(backwards.rbegin(), backwards.rend(), 0);
+  const auto refused = [](const std::vector<std::int32_t>& pages, std::int32_t num_pages,
+                          bool joined) {
+    PagedPlan plan({.page_size = 1, .num_pages = num_pages, .joined = joined});
+    const Tables tables{pages, {count}, {0, 1}, count, {}};
+    const std::string message = test::refused([&] { (void)plan.build(tables.view()); });
+    return message.substr(0, message.find(':'));
+  };
+  const auto named = [](int page, std::int32_t id) {
+    return "page " + std::to_string(page) + " of sequence 0 = " + std::to_string(id);
+  };
+  for (const bool joined : {false, true}) {
+    for (const auto& pages : {run, backwards}) {
+      REQUIRE(refused(pages, count, joined) == "no error");
+      for (const std::int32_t outside : {-1, count, most, -most - 1})
+        for (int page = 0; page < count; ++page) {
+          auto bad = pages;
+          bad[static_cast<std::size_t>(page)] = outside;
+          REQUIRE(refused(bad, count, joined) == named(page, outside));
+        }
+    }
+    for (int end = 1; end < count; ++end) REQUIRE(refused(run, end, joined) == named(end, end));
+  }
 }
 
 TEST_CASE("tables in compressed rows are refused by name, too") {

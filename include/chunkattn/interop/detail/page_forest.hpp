@@ -259,21 +259,34 @@ class PageForest {
   // A piece for each run of consecutive pages; the first one may make the last piece longer.
   Piece* append_runs(const Piece* first, Piece* next, std::size_t sequence, const PageRow& row,
                      std::int32_t from, std::int32_t to) const {
-    const std::int32_t* const pages = row.pages;  // so that storing pieces is seen to change
-    const PageGeometry geometry = geometry_;      // none of these
+    // Copies, so that compilers see that no piece that is stored changes them.
+    const std::int32_t* const pages = row.pages;
+    const std::int32_t page_size = geometry_.page_size, last = geometry_.num_pages - 1;
+    std::uint32_t found = 0;  // has the sign bit if a page is not in the geometry
+    Piece run{};
+    const auto add = [&](std::int32_t p, bool begins) CHUNKATTN_LAMBDA {
+      found |= outside(pages[p], last);
+      const auto at = static_cast<std::uint32_t>(pages[p]) * static_cast<std::uint32_t>(page_size);
+      run.begin = begins ? static_cast<std::int32_t>(at) : run.begin;
+      run.position = begins ? p * page_size : run.position;
+      run.length = (p + 1) * page_size - run.position;
+      next += begins ? 1 : 0;
+      next[-1] = run;
+    };
     std::int32_t p = from;
-    if (next > first && std::int64_t{pages[p]} * geometry.page_size == end_of(next[-1])) {
-      p += consecutive_pages(pages + p, to - p);
-      next[-1].length += (p - from) * geometry.page_size;
-    }
+    if (next == first)
+      add(p++, true);
+    else
+      run = next[-1];
     while (p < to) {
-      const std::int32_t count = consecutive_pages(pages + p, to - p);
-      if (pages[p] < 0 || pages[p] > geometry.num_pages - count) [[unlikely]]
-        check_pages(sequence, row, p, to);
-      *next++ = {0, pages[p] * geometry.page_size, count * geometry.page_size,
-                 p * geometry.page_size};
-      p += count;
+      while (to - p >= page_block && block_goes_on(pages + p)) p += page_block;
+      add(p - 1, false);  // for all of these
+      // Where runs end cannot be foretold: no branch depends on it.
+      for (const std::int32_t end = std::min(p + page_block, to); p < end; ++p)
+        add(p, gap_before(pages + p) != 0);
     }
+    if ((found & sign_bit) != 0) [[unlikely]]
+      check_pages(sequence, row, from, to);
     return next;
   }
 

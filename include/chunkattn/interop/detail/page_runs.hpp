@@ -24,40 +24,39 @@ inline std::int32_t equal_pages(const std::int32_t* a, const std::int32_t* b,
   return i;
 }
 
-/// Index of the first id for which bits(id, index) has one of `mask`, or `count`. (The bits of a
-/// block are or-ed, so that only one in `page_block` is a branch.)
-template <class F>
-CHUNKATTN_INLINE std::int32_t find_page(const std::int32_t* ids, std::int32_t count,
-                                        std::uint32_t mask, const F& bits) noexcept {
-  const auto bits_at = [&](std::int32_t i) CHUNKATTN_LAMBDA {
-    return bits(static_cast<std::uint32_t>(ids[i]), static_cast<std::uint32_t>(i));
-  };
+inline constexpr std::uint32_t sign_bit = 0x80000000;
+
+/// Has the sign bit if an id is not from 0 to last.
+CHUNKATTN_INLINE std::uint32_t outside(std::int32_t id, std::int32_t last) noexcept {
+  const auto bits = static_cast<std::uint32_t>(id);
+  return bits | (static_cast<std::uint32_t>(last) - bits);
+}
+
+/// Index of the first id that is not from 0 to last, or `count`. (The bits of a block are or-ed, so
+/// that only one in `page_block` is a branch.)
+inline std::int32_t find_outside(const std::int32_t* ids, std::int32_t count,
+                                 std::int32_t last) noexcept {
   std::int32_t i = 0;
   for (; count - i >= page_block; i += page_block) {
     std::uint32_t found = 0;
-    for (std::int32_t t = 0; t < page_block; ++t) found |= bits_at(i + t);
-    if ((found & mask) != 0) break;
+    for (std::int32_t t = 0; t < page_block; ++t) found |= outside(ids[i + t], last);
+    if ((found & sign_bit) != 0) break;
   }
-  while (i < count && (bits_at(i) & mask) == 0) ++i;
+  while (i < count && (outside(ids[i], last) & sign_bit) == 0) ++i;
   return i;
 }
-inline constexpr std::uint32_t sign_bit = 0x80000000;
 
-/// Index of the first id that is not from 0 to last, or `count`.
-inline std::int32_t find_outside(const std::int32_t* ids, std::int32_t count,
-                                 std::int32_t last) noexcept {
-  return find_page(ids, count, sign_bit, [last](std::uint32_t id, std::uint32_t) {
-    return id | (static_cast<std::uint32_t>(last) - id);
-  });
+/// 0 if an id is one more than the one before it.
+CHUNKATTN_INLINE std::uint32_t gap_before(const std::int32_t* id) noexcept {
+  return static_cast<std::uint32_t>(id[0]) - static_cast<std::uint32_t>(id[-1]) - 1;
 }
 
-/// How many leading ids are each one more than the one before; count > 0.
-CHUNKATTN_INLINE std::int32_t consecutive_pages(const std::int32_t* ids,
-                                                std::int32_t count) noexcept {
-  const auto first = static_cast<std::uint32_t>(ids[0]);
-  if (count == 1 || static_cast<std::uint32_t>(ids[1]) != first + 1) return 1;
-  return find_page(ids, count, ~std::uint32_t{0},
-                   [first](std::uint32_t id, std::uint32_t i) { return id - first - i; });
+/// Whether `page_block` ids are each one more than the one before it; there is one before the
+/// first.
+CHUNKATTN_INLINE bool block_goes_on(const std::int32_t* ids) noexcept {
+  std::uint32_t gaps = 0;
+  for (std::int32_t t = 0; t < page_block; ++t) gaps |= gap_before(ids + t);
+  return gaps == 0;
 }
 
 }  // namespace detail
