@@ -56,12 +56,13 @@ struct LongCase {
   std::vector<float> q;
   Reference reference;
   int rows, heads;
+  int filled;  // tokens of the period that rows see
 
   LongCase(Random& random, int length, int rows_, int heads_, bool prefill, Values values,
            float value, Logits logits)
-      : rows(rows_), heads(heads_) {
+      : rows(rows_), heads(heads_), filled(std::min(period, length)) {
     std::vector<float> k_row(dim), v_row(dim);
-    for (int t = 0; t < period; ++t) {
+    for (int t = 0; t < filled; ++t) {
       if (logits == Logits::random)
         random.fill(std::span(k_row));
       else
@@ -118,58 +119,93 @@ struct LongCase {
     reference.num_rows = rows;
     reference.num_qo_heads = heads;
     reference.head_dim = reference.value_dim = dim;
-    reference.out.assign(lines * dim, 0.0);
+    reference.out.resize(lines * dim);
     reference.abs_v = reference.coarse_v = reference.out;
-    reference.lse.assign(lines, 0.0);
+    reference.lse.resize(lines);
     reference.logit_size = reference.coarse_logit = reference.lse;
-    std::vector<double> k(std::size_t{period} * dim), v(k.size()), v_scale(period), logit(period);
-    for (int t = 0; t < period; ++t) {
+    std::vector<Token> tokens(static_cast<std::size_t>(filled));
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
       const auto c = static_cast<ChunkIndex>(t / chunk);
-      const auto at = static_cast<std::size_t>(t) * dim;
-      detail::load_row(kv.view, false, c, 0, t % chunk, &k[at]);
-      v_scale[static_cast<std::size_t>(t)] =
-          detail::load_row(kv.view, true, c, 0, t % chunk, &v[at]);
+      const int at = static_cast<int>(t % chunk);
+      detail::load_row(kv.view, false, c, 0, at, tokens[t].k);
+      tokens[t].v_scale = detail::load_row(kv.view, true, c, 0, at, tokens[t].v);
     }
+    Sums sums;
+    double largest = 0;
     for (std::size_t line = 0; line < lines; ++line) {
+      const float* const query = &q[line * dim];
+      // What the line before has seen, this one sees, too: of the same query, only the rest is new.
+      if (line == 0 || !std::equal(query, query + dim, query - dim)) {
+        sums = {};
+        largest = weigh(query, tokens);
+      }
       const int length = plan.row_kv_len[line / static_cast<std::size_t>(heads)];
-      double largest = -1e300, sum = 0, largest_weight = 0, largest_query = 0;
-      for (std::size_t i = 0; i < dim; ++i)
-        largest_query = std::max(largest_query, static_cast<double>(std::abs(q[line * dim + i])));
-      for (std::size_t t = 0; t < std::size_t{period} && t < std::size_t(length); ++t) {
-        double dot = 0, size = 0, keys = 0;
-        for (std::size_t i = 0; i < dim; ++i) {
-          const double product = static_cast<double>(q[line * dim + i]) * k[t * dim + i];
-          dot += product;
-          size += std::abs(product);
-          keys += std::abs(k[t * dim + i]);
-        }
-        const double scale = 1 / std::sqrt(static_cast<double>(dim));
-        logit[t] = dot * scale;
-        largest = std::max(largest, logit[t]);
-        reference.logit_size[line] = std::max(reference.logit_size[line], size * scale);
-        reference.coarse_logit[line] =
-            std::max(reference.coarse_logit[line], largest_query * keys * scale);
+      sums.see(tokens, length);
+      for (std::size_t i = 0; i < dim; ++i) {
+        reference.out[line * dim + i] = sums.out[i] / sums.p;
+        reference.abs_v[line * dim + i] = sums.abs_v[i] / sums.p;
+        reference.coarse_v[line * dim + i] = sums.coarse_v[i] * sums.largest_weight / sums.p;
       }
-      for (std::size_t t = 0; t < std::size_t{period} && t < std::size_t(length); ++t) {
-        const double count = length / period + (static_cast<int>(t) < length % period ? 1 : 0);
-        const double p = std::exp(logit[t] - largest);
-        sum += count * p;
-        largest_weight = std::max(largest_weight, p * v_scale[t]);
-        for (std::size_t i = 0; i < dim; ++i) {
-          reference.out[line * dim + i] += count * p * v[t * dim + i];
-          reference.abs_v[line * dim + i] += count * p * std::abs(v[t * dim + i]);
-          reference.coarse_v[line * dim + i] += count * std::abs(v[t * dim + i]) / v_scale[t];
-        }
-      }
-      for (std::size_t i = line * dim; i < (line + 1) * dim; ++i) {
-        reference.out[i] /= sum;
-        reference.abs_v[i] /= sum;
-        reference.coarse_v[i] *= largest_weight / sum;
-      }
-      reference.lse[line] = largest + std::log(sum);
+      reference.lse[line] = largest + std::log(sums.p);
+      reference.logit_size[line] = sums.logit_size;
+      reference.coarse_logit[line] = sums.coarse_logit;
       reference.num_tokens.push_back(length);
     }
   }
+
+  struct Token {
+    double k[dim], v[dim], v_scale;
+    double p, logit_size, coarse_logit;  // for one query
+  };
+
+  // Of each token its weight relative to the largest, whose logit is returned.
+  static double weigh(const float* query, std::vector<Token>& tokens) {
+    const double scale = 1 / std::sqrt(static_cast<double>(dim));
+    double largest = -1e300, largest_query = 0;
+    for (int i = 0; i < dim; ++i)
+      largest_query = std::max(largest_query, static_cast<double>(std::abs(query[i])));
+    for (Token& token : tokens) {
+      double dot = 0, size = 0, keys = 0;
+      for (int i = 0; i < dim; ++i) {
+        const double product = static_cast<double>(query[i]) * token.k[i];
+        dot += product;
+        size += std::abs(product);
+        keys += std::abs(token.k[i]);
+      }
+      token.p = dot * scale;
+      token.logit_size = size * scale;
+      token.coarse_logit = largest_query * keys * scale;
+      largest = std::max(largest, token.p);
+    }
+    for (Token& token : tokens) token.p = std::exp(token.p - largest);
+    return largest;
+  }
+
+  struct Sums {
+    double out[dim] = {}, abs_v[dim] = {}, coarse_v[dim] = {};
+    double p = 0, largest_weight = 0, logit_size = 0, coarse_logit = 0;
+    int length = 0;
+
+    void see(const std::vector<Token>& tokens, int new_length) {
+      for (int t = 0; t < static_cast<int>(tokens.size()); ++t) {
+        const auto times = [t](int n) { return n / period + (t < n % period ? 1 : 0); };
+        const double count = times(new_length) - times(length);
+        if (count == 0) continue;
+        const Token& token = tokens[static_cast<std::size_t>(t)];
+        p += count * token.p;
+        largest_weight = std::max(largest_weight, token.p * token.v_scale);
+        logit_size = std::max(logit_size, token.logit_size);
+        coarse_logit = std::max(coarse_logit, token.coarse_logit);
+        for (int i = 0; i < dim; ++i) {
+          const double size = std::abs(token.v[i]);
+          out[i] += count * token.p * token.v[i];
+          abs_v[i] += count * token.p * size;
+          coarse_v[i] += count * size / token.v_scale;
+        }
+      }
+      length = new_length;
+    }
+  };
 };
 
 /// How attention over a long context is computed.
