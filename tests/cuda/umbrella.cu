@@ -6,9 +6,13 @@
 #include <chunkattn/chunkattn.hpp>
 #include <span>
 
-template class chunkattn::ChunkAttention<chunkattn::Cuda, 128>;
+#if !defined(HEAD_DIM)
+#define HEAD_DIM 128
+#endif
 
-void decode(chunkattn::ChunkAttention<chunkattn::Cuda, 128>& attention,
+template class chunkattn::ChunkAttention<chunkattn::Cuda, HEAD_DIM>;
+
+void decode(chunkattn::ChunkAttention<chunkattn::Cuda, HEAD_DIM>& attention,
             chunkattn::KvCache<chunkattn::Cuda, chunkattn::half>& cache,
             const chunkattn::LiveView& view, std::span<chunkattn::half> k,
             std::span<chunkattn::half> v, std::span<const chunkattn::half> q,
@@ -19,7 +23,7 @@ void decode(chunkattn::ChunkAttention<chunkattn::Cuda, 128>& attention,
 }
 
 template <class T>
-void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, 128>& attention,
+void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, HEAD_DIM>& attention,
                              chunkattn::KvCache<chunkattn::Cuda, T>& cache,
                              const chunkattn::LiveView& view, std::span<T> k, std::span<const T> q,
                              std::span<T> out, cudaStream_t stream) {
@@ -27,11 +31,11 @@ void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, 128>& at
   attention.run(cache.layer(0), view, q, out, {.stream = stream});
   attention.run(chunkattn::make_kv_view(k.data(), k.data(), {}), view, k, out, {.stream = stream});
 }
-template void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, 128>&,
+template void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, HEAD_DIM>&,
                                       chunkattn::KvCache<chunkattn::Cuda, __half>&,
                                       const chunkattn::LiveView&, std::span<__half>,
                                       std::span<const __half>, std::span<__half>, cudaStream_t);
-template void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, 128>&,
+template void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, HEAD_DIM>&,
                                       chunkattn::KvCache<chunkattn::Cuda, __nv_bfloat16>&,
                                       const chunkattn::LiveView&, std::span<__nv_bfloat16>,
                                       std::span<const __nv_bfloat16>, std::span<__nv_bfloat16>,

@@ -20,9 +20,11 @@ TEST_CASE("an engine whose tree has one level, chunks of 4") {
 TEST_CASE("an engine whose tree has a level for each priority, chunks of 4") {
   test::run_all<test::TenantPolicy, 4>(totals, "Priority", 1200, true);
 }
+#if !defined(CHUNKATTN_TEST_ONE_POLICY)
 TEST_CASE("an engine on Lru, chunks of 1") {
   test::run_all<Lru, 1>(totals, "Lru", 600);
 }
+#endif
 
 TEST_CASE("every kind of event happened") {
   test::report(totals);

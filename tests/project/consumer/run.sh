@@ -95,7 +95,7 @@ case $mode in
       shift
       while [ "$1" != -- ]; do texts+=("$1") && shift; done
       # shellcheck disable=SC2086
-      "$cxx" -std=c++20 -O0 $strict -DCHUNKATTN_EXTERN_KERNELS -I "$work/stage/include" "${@:2}" \
+      "$cxx" -std=c++20 -O0 $strict -DCHUNKATTN_EXTERN_KERNELS -DPLAIN_ALONE -I "$work/stage/include" "${@:2}" \
         "$here/kernels/main.cpp" "$work/build/libkernels.a" -o "$work/refused" -pthread 2>"$work/log" &&
         { echo "FAILED: $what was linked"; exit 1; }
       for text in "${texts[@]}"; do

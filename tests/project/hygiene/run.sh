@@ -277,29 +277,19 @@ END
         END { look(); if (functions < 8) print "only " functions " functions with products" }' "$work/products.txt" >"$work/log"
       if [ -s "$work/log" ]; then cat "$work/log"; fail "the functions above, compiled with $options"; fi
       echo "products in registers: $options"
+      [[ $options != -O3 ]] || cp "$work/products.txt" "$work/plain.txt"
     done
-    ;;
-  tiles)
     # A plain build carries the matrix unit's instructions, in the avx512 kernels alone.
-    case $(uname -s)-$(uname -m) in Linux-x86_64) ;; *) skip "hygiene tiles: AMX is for Linux on x86-64" ;; esac
-    cat >"$work/tiles.cpp" <<'END'
-#include <chunkattn/chunk_attention.hpp>
-void attend(chunkattn::ChunkAttention<chunkattn::Cpu, 64>& attention, const chunkattn::LiveView& plan,
-            const chunkattn::KvView<chunkattn::bfloat16>& kv, std::span<const float> q, std::span<float> out) {
-  attention.run(kv, plan, q, out);
-}
-END
-    "$cxx" -std=c++20 -O2 -I include -c "$work/tiles.cpp" -o "$work/tiles.o"
-    objdump -d -C --no-show-raw-insn "$work/tiles.o" >"$work/tiles.txt"
+    [ "$(uname -s)" = Linux ] || { echo "left out: AMX is for Linux"; exit 0; }
     for instruction in ldtilecfg tilerelease tilezero tileloadd tileloaddt1 tilestored tdpbf16ps; do
-      grep -qw "$instruction" "$work/tiles.txt" || fail "$instruction does not appear"
+      grep -qw "$instruction" "$work/plain.txt" || fail "$instruction does not appear"
     done
     awk '/^[0-9a-f]+ <.*>:$/ { f = $0 } /%tmm|tilecfg|tilerelease/ { if (!(f in seen)) print f; seen[f] = 1 }' \
-      "$work/tiles.txt" | grep -v '::avx512::' && fail "the functions above use tiles outside their namespace"
-    echo "tiles are used in $(grep -c 'tdpbf16ps' "$work/tiles.txt") products, all in the avx512 kernels"
+      "$work/plain.txt" | grep -v '::avx512::' && fail "the functions above use tiles outside their namespace"
+    echo "tiles are used in $(grep -c 'tdpbf16ps' "$work/plain.txt") products, all in the avx512 kernels"
     ;;
   dots)
-    # So it does dot products; and no function uses them but those of the products, nor vectors of AVX
+    # A plain build carries dot products, too; and no function uses them but those of the products, nor vectors of AVX
     # outside the sets' namespaces.
     case $(uname -m) in x86_64) ;; *) skip "hygiene dots looks for instructions of x86" ;; esac
     cat >"$work/dots.cpp" <<'END'
@@ -409,7 +399,7 @@ END
   quick_start)
     "$root/tools/quick_start.sh" README.md first >"$work/first.cpp"
     # shellcheck disable=SC2086
-    "$cxx" -std=c++20 -O1 $strict -I include "$work/first.cpp" -o "$work/first" -pthread
+    "$cxx" -std=c++20 -O0 $strict -I include "$work/first.cpp" -o "$work/first" -pthread
     "$work/first" >"$work/printed" || fail "README's first program does not run"
     grep -qxFf "$work/printed" README.md || fail "README's first program prints what the README does not show"
     "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
