@@ -17,6 +17,7 @@ parser.add_argument("--block-size", type=int)
 parser.add_argument("--tokens", type=int, default=24, help="of each text")
 parser.add_argument("--random", type=int, help="a model without a tokenizer: prompts of random tokens")
 parser.add_argument("--logprobs", action="store_true", help="and the logprob of each token, and the 5 likeliest")
+parser.add_argument("--prompts", action="store_true", help="and the logprob of each token of the prompts")
 parser.add_argument("--ngram", action="store_true", help="speculative decoding by what the text has had")
 parser.add_argument("--process", action="store_true", help="the engine in a process of its own, as vLLM has it")
 parser.add_argument("--quick", action="store_true", help="a cold run alone")
@@ -65,8 +66,13 @@ def main():
                       "likeliest": [list(at) for at in o.logprobs or []]} for o in outputs])
     from chunkattn_vllm import statistics
 
+    result = {"runs": runs, "statistics": statistics()}
+    if arguments.prompts:
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        result["prompts"] = [[at[token].logprob for token, at in zip(r.prompt_token_ids[1:], r.prompt_logprobs[1:])]
+                             for r in llm.generate(prompts, sampling, use_tqdm=False)]
     with open(arguments.out, "w") as file:
-        json.dump({"runs": runs, "statistics": statistics()}, file)
+        json.dump(result, file)
 
 
 if __name__ == "__main__":  # vLLM may start processes that import this
