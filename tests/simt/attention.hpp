@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "simt/emulator.hpp"
@@ -83,8 +84,10 @@ StepResult<T> attention_step(const chunkattn::KvView<E>& kv, chunkattn::PlanView
       static_cast<std::size_t>(schedule.num_chunk_first() * kv.num_kv_heads), 6);
   std::vector<std::int32_t> kv_len(plan.row_kv_len, plan.row_kv_len + rows);
   const std::size_t lines = q.size() / Dims.k;
-  std::vector<Words2> out(lines * Dims.v / 4, Words2{{0xffffffffu, 0xffffffffu}});
-  result.lse.assign(lines, NAN);
+  // A line beyond each end is nobody's.
+  constexpr Words2 unwritten{{0xffffffffu, 0xffffffffu}};
+  std::vector<Words2> out((lines + 2) * Dims.v / 4, unwritten);
+  std::vector<float> lse(lines + 2, NAN);
 
   CallArguments<T> call{};
   call.plan = {&header,
@@ -105,8 +108,9 @@ StepResult<T> attention_step(const chunkattn::KvView<E>& kv, chunkattn::PlanView
                &result.overlapped};
   if constexpr (std::is_same_v<E, T>) call.kv = kv;
   call.q = q.data();
-  call.out = reinterpret_cast<T*>(out.data());
-  call.lse = result.lse.data();
+  T* const written = reinterpret_cast<T*>(out.data()) + Dims.v;
+  call.out = written;
+  call.lse = lse.data() + 1;
   call.num_kv_heads = kv.num_kv_heads;
   call.group = num_qo_heads / kv.num_kv_heads;
   call.num_stages = num_stages;
@@ -127,8 +131,15 @@ StepResult<T> attention_step(const chunkattn::KvView<E>& kv, chunkattn::PlanView
       attention_kernel<T, Dims.k, Dims.v, Kind>(args);
       after();
     });
-  const T* written = reinterpret_cast<const T*>(out.data());
+  const auto is_unwritten = [&](const Words2& words) {
+    return words.v[0] == unwritten.v[0] && words.v[1] == unwritten.v[1];
+  };
+  if (!std::all_of(out.begin(), out.begin() + Dims.v / 4, is_unwritten) ||
+      !std::all_of(out.end() - Dims.v / 4, out.end(), is_unwritten) || !std::isnan(lse.front()) ||
+      !std::isnan(lse.back()))
+    throw std::logic_error("the kernel has written results of a line that there is not");
   result.out.assign(written, written + lines * Dims.v);
+  result.lse.assign(lse.begin() + 1, lse.end() - 1);
   return result;
 }
 

@@ -15,7 +15,7 @@ namespace detail::cuda {
 /// Rows are packed for grouped-query attention: packed row i is plan row i / group, query head
 /// kv_head * group + i % group. The positions lie on the path that ends with `segment`.
 struct alignas(16) Task {
-  std::int32_t tile_rows;       ///< 16, 32, 64 or, chunk-first, 128
+  std::int32_t tile_rows;       ///< 16, 32, 64 or, if there is nothing to merge, 128
   std::int32_t row_begin;       ///< first packed row
   std::int32_t row_count;       ///< packed rows, at most tile_rows
   std::int32_t segment;         ///< deepest segment of the range; -1: nothing to stream, merge only

@@ -153,10 +153,29 @@ CHUNKATTN_DEVICE int row_of_partials(const CallArguments<T>& args, int packed, i
   return (row * args.num_kv_heads + kv_head) * args.group + packed - row * args.group;
 }
 
-/// Of one of a row's partial results, beside its values.
-CHUNKATTN_DEVICE void store_partial_lse(const PlanMemory& plan, std::int64_t index,
-                                        SoftmaxState state) {
-  ptx::store(plan.partial_lse + index, state.empty() ? empty_max2 : log_sum_exp<Base2>(state));
+/// Of a row's output, which is `Final`, or of one of its partial results.
+template <bool Final, class T>
+CHUNKATTN_DEVICE void store_lse(const CallArguments<T>& args, std::int64_t line,
+                                SoftmaxState state) {
+  if constexpr (!Final)
+    ptx::store(args.plan.partial_lse + line,
+               state.empty() ? empty_max2 : log_sum_exp<Base2>(state));
+  else if (args.lse != nullptr)
+    args.lse[line] = log_sum_exp<Base2>(state) * 0.6931471805599453f;
+}
+/// Likewise some of its columns, normalised, from element `at` on.
+template <bool Final, class T, int Columns>
+CHUNKATTN_DEVICE void store_columns(const CallArguments<T>& args, std::int64_t at,
+                                    const Vector<float, Columns>& values) {
+  if constexpr (Final) {
+    Vector<std::uint32_t, Columns / 2> pairs;
+    CHUNKATTN_UNROLL
+    for (int i = 0; i < Columns / 2; ++i)
+      pairs.v[i] = ptx::pack<T>(values.v[2 * i], values.v[2 * i + 1]);
+    *reinterpret_cast<Vector<std::uint32_t, Columns / 2>*>(args.out + at) = pairs;
+  } else {
+    ptx::store(reinterpret_cast<Vector<float, Columns>*>(args.plan.partial_out + at), values);
+  }
 }
 
 /// Adds partial results [begin, end) of those that a task merges, in path order. They are read a
@@ -256,18 +275,9 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
     Float4 values = result.values();
     float(&o)[4] = values.v;
     for (int j = 0; j < 4; ++j) o[j] *= scale;
-    if constexpr (Final) {
-      const std::int64_t line = rows.index[row];
-      *reinterpret_cast<Words2*>(args.out + line * Dims.v + column) =
-          Words2{{ptx::pack<T>(o[0], o[1]), ptx::pack<T>(o[2], o[3])}};
-      if (column == 0 && args.lse != nullptr)
-        args.lse[line] = log_sum_exp<Base2>(state) * 0.6931471805599453f;
-    } else {
-      const std::int64_t index = task.partial_base + partial;
-      ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * Dims.v + column),
-                 values);
-      if (column == 0) store_partial_lse(args.plan, index, state);
-    }
+    const std::int64_t line = Final ? rows.index[row] : task.partial_base + partial;
+    store_columns<Final>(args, line * Dims.v + column, values);
+    if (column == 0) store_lse<Final>(args, line, state);
   }
 }
 

@@ -193,8 +193,12 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
   });
   load_ahead(queue, feed);
   if constexpr (TileRows == max_tile_rows) {
-    tile.store_partials(task);  // what is in large tiles is shared
-    publish_partials(args, task, tables.kv_head, launch.number);
+    if (queue.is_chunk_first()) {
+      tile.template write_results<false>(task);
+      publish_partials(args, task, tables.kv_head, launch.number);
+    } else {
+      tile.template write_results<true>(task);  // there is nothing that it merges
+    }
   } else {
     float* accumulators = feed.accumulators();
     const bool streamed = tile.streamed();

@@ -120,24 +120,25 @@ class TileAttention {
     }
   }
 
-  /// Where a warp's results are those of its rows: leaves them as the task's partial results.
-  CHUNKATTN_DEVICE void store_partials(const Task& task) const {
+  /// Where a warp's results are those of its rows: writes these, `Final` or as partial results.
+  template <bool Final>
+  CHUNKATTN_DEVICE void write_results(const Task& task) const {
     const Place place;
     CHUNKATTN_UNROLL
     for (int half = 0; half < halves; ++half) {
       const int row = place.first_row + place.lane / 4 + half * 8;
       const SoftmaxState state{scaled_max(half), sum_of_row(half)};
       if (row >= task.row_count) continue;
-      const std::int64_t index =
-          task.partial_base + row_of_partials(args_, task.row_begin + row, tables_.kv_head);
-      float* const out = args_.plan.partial_out + index * Dims.v + place.lane % 4 * 2;
-      if (place.lane % 4 == 0) store_partial_lse(args_.plan, index, state);
+      std::int64_t line = tables_.rows.index[row];
+      if constexpr (!Final)
+        line = task.partial_base + row_of_partials(args_, task.row_begin + row, tables_.kv_head);
+      if (place.lane % 4 == 0) store_lse<Final>(args_, line, state);
       const float scale = normaliser(state);
       CHUNKATTN_UNROLL
       for (int n = 0; n < Dims.v / 8; ++n) {
         const float* const o = &out_[half / 2][n][half % 2 * 2];
-        ptx::store(reinterpret_cast<Float2*>(out + n * 8),
-                   state.empty() ? Float2{} : Float2{o[0] * scale, o[1] * scale});
+        store_columns<Final>(args_, line * Dims.v + place.lane % 4 * 2 + n * 8,
+                             state.empty() ? Float2{} : Float2{o[0] * scale, o[1] * scale});
       }
     }
   }
