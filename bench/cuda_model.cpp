@@ -90,7 +90,8 @@ int main(int argc, char** argv) {
   const bool good = print_fit(machine);
   std::printf("\n%-40s %8s %10s %19s %8s %12s %9s %8s\n", "schedules of today", "floor us",
               "modelled", "constants +-30 %", "of floor", "two launches", "invariant", "build us");
-  for (const auto& cases : {test::two_level_cases(), test::published_trees()}) {
+  for (const auto& cases :
+       {test::two_level_cases(), test::published_trees(), test::prefill_cases()}) {
     Tally tally;
     for (const test::ScheduleCase& c : cases)
       if (c.name.find(filter) != std::string::npos) print_case(machine, c, tally);

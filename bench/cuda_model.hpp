@@ -95,9 +95,12 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
     std::int64_t tokens = 0;
     if (task.segment >= 0) {
       const chunkattn::PlanView::Segment& segment = plan.segments[task.segment];
-      const int seen = plan.row_kv_len[task.row_begin / geometry.group()];
-      tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
-               task.position_begin;
+      const int last = (task.row_begin + task.row_count - 1) / geometry.group();
+      const int seen = *std::max_element(plan.row_kv_len + task.row_begin / geometry.group(),
+                                         plan.row_kv_len + last + 1);
+      tokens = std::max(std::min({task.position_end, segment.position + segment.length, seen}) -
+                            task.position_begin,
+                        0);
     }
     Item item = make_item(machine, tokens, task.tile_rows, task.row_count,
                           readers[{task.segment, task.position_begin}], t < phase1,

@@ -1,5 +1,6 @@
-// Tiles of 128 rows, of chunk-first tasks of what many lines share: the kernel against the oracle,
-// run on the host by tests/simt. When there are such, cuda_schedule_test says.
+// Tiles of 128 rows, of chunk-first tasks of what many lines share, and of a prefill, which write
+// its outputs: the kernel against the oracle, run on the host by tests/simt. When there are such,
+// cuda_schedule_test says.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,6 +29,13 @@ int num_large(const chunkattn::detail::cuda::Scheduler& scheduler) {
   const std::vector<Task>& tasks = scheduler.tasks();
   return static_cast<int>(std::count_if(
       tasks.begin(), tasks.end(), [](const Task& t) { return t.tile_rows == max_tile_rows; }));
+}
+
+// Of those that write outputs.
+int num_whole(const chunkattn::detail::cuda::Scheduler& scheduler) {
+  const auto first = scheduler.tasks().begin() + scheduler.num_chunk_first();
+  return static_cast<int>(std::count_if(
+      first, scheduler.tasks().end(), [](const Task& t) { return t.tile_rows == max_tile_rows; }));
 }
 
 // On so few blocks that every shared run has a task for each.
@@ -78,6 +86,32 @@ void check(test::Random& random, int sequences, int group, int& small) {
   small += blocks == 1 && !ragged && num_large(got.scheduler) == 0;
 }
 
+// Query rows of sequences that share nothing, each of which sees a token more than the one before;
+// or, ragged, any number of them. Returns how many large tiles they have had.
+template <class T, HeadDims Dims>
+int check_prefill(test::Random& random, int group) {
+  test::RandomPlanOptions options;
+  options.share = test::Share::none;
+  options.num_sequences = random.uniform(1, 3);
+  options.max_length = 400;
+  options.max_queries = 256 / group;
+  options.chunk_size = random.pick({16, 32, 64});
+  test::RandomPlan plan = test::make_random_plan(random, options);
+  const bool ragged = random.chance(0.3);
+  for (std::int32_t& length : plan.row_kv_len)
+    if (ragged && random.chance(0.4)) length = random.uniform(0, length);
+  const int kv_heads = random.uniform(1, 2);
+  CAPTURE(group);
+  CAPTURE(ragged);
+  CAPTURE(Dims.k);
+  CAPTURE(Dims.v);
+  test::AttentionCase<T, T> problem(random, plan, Dims.k, kv_heads, group, 1.0f, Dims.v);
+  const auto got = run<T, Dims>(random, problem.kv, plan, problem.q);
+  compare(problem, plan, got);
+  CHECK(got.scheduler.num_chunk_first() == 0);
+  return num_whole(got.scheduler);
+}
+
 }  // namespace
 
 TEST_CASE("large tiles: any number of lines, any lengths") {
@@ -123,6 +157,25 @@ TEST_CASE("large tiles of a prefill and of drafts, whose rows see different toke
   }
 }
 
+TEST_CASE("large tiles of a prefill, which write its outputs") {
+  test::Random random(46);
+  const auto until_large = [&](auto&& check) {
+    while (check() == 0) {
+    }
+  };
+  for (int i = 0; i < test::scaled(8); ++i)
+    until_large(
+        [&] { return check_prefill<half, 16>(random, random.pick({1, 2, 3, 4, 7, 8, 16})); });
+  until_large([&] { return check_prefill<half, 64>(random, 8); });
+#if !defined(CHUNKATTN_FEW_KERNELS)
+  until_large([&] { return check_prefill<bfloat16, 16>(random, 4); });
+  until_large([&] { return check_prefill<bfloat16, 128>(random, 8); });
+  until_large([&] { return check_prefill<half, 80>(random, 5); });
+  until_large([&] { return check_prefill<half, HeadDims{128, 96}>(random, 8); });
+  until_large([&] { return check_prefill<half, HeadDims{64, 16}>(random, 4); });
+#endif
+}
+
 TEST_CASE("large tiles: a NaN reaches every line that sees it, and no other") {
   test::Random random(43);
   for (int i = 0; i < test::scaled(6); ++i) {
@@ -150,24 +203,29 @@ TEST_CASE("large tiles of which rows see nothing that has a weight") {
   test::Random random(44);
   const float inf = std::numeric_limits<float>::infinity();
   const int shared = 256;
-  const test::RandomPlan plan = test::make_two_level_plan(8, shared, 30);
-  test::AttentionCase<half, half> problem(random, plan, 16, 1, 11);
-  for (std::size_t at = 0; at < problem.q.size(); at += 16)  // so that K decides the sign
-    problem.q[at] = chunkattn::to_half(0.5f + std::abs(chunkattn::to_float(problem.q[at])));
-  const auto set_key = [&](int position, float key) {
-    const auto place = test::place_of(plan, 0, position);
-    problem.kv.view.k_row(place.chunk, 0, place.begin)[0] = chunkattn::to_half(key);
-  };
-  for (int position = 0; position < shared; ++position) set_key(position, -inf);
-  auto got = run<half, 16>(random, problem.kv, plan, problem.q);
-  CHECK(num_large(got.scheduler) > 0);
-  compare(problem, plan, got);
-  // What has no weight has none whatever its value is, as long as nothing else is in its task.
-  const auto place = test::place_of(plan, 0, 70);
-  problem.kv.view.v_row(place.chunk, 0, place.begin)[3] = chunkattn::to_half(inf);
-  const auto again = run<half, 16>(random, problem.kv, plan, problem.q);
-  CHECK(again.out == got.out);
-  CHECK(again.lse == got.lse);
+  for (const bool whole : {false, true}) {  // of a prefill, of which rows see nothing else
+    CAPTURE(whole);
+    const test::RandomPlan plan =
+        whole ? test::make_level_plan({1}, {shared}, 8) : test::make_two_level_plan(8, shared, 30);
+    test::AttentionCase<half, half> problem(random, plan, 16, 1, 11);
+    for (std::size_t at = 0; at < problem.q.size(); at += 16)  // so that K decides the sign
+      problem.q[at] = chunkattn::to_half(0.5f + std::abs(chunkattn::to_float(problem.q[at])));
+    const auto set_key = [&](int position, float key) {
+      const auto place = test::place_of(plan, 0, position);
+      problem.kv.view.k_row(place.chunk, 0, place.begin)[0] = chunkattn::to_half(key);
+    };
+    for (int position = 0; position < shared; ++position) set_key(position, -inf);
+    auto got = run<half, 16>(random, problem.kv, plan, problem.q);
+    CHECK(num_large(got.scheduler) > 0);
+    CHECK(num_whole(got.scheduler) == (whole ? 1 : 0));
+    compare(problem, plan, got);
+    // What has no weight has none whatever its value is, as long as nothing else is in its task.
+    const auto place = test::place_of(plan, 0, 70);
+    problem.kv.view.v_row(place.chunk, 0, place.begin)[3] = chunkattn::to_half(inf);
+    const auto again = run<half, 16>(random, problem.kv, plan, problem.q);
+    CHECK(again.out == got.out);
+    CHECK(again.lse == got.lse);
+  }
 }
 
 TEST_CASE("large tiles in a row with others: the same bits, however many blocks there are") {

@@ -77,6 +77,7 @@ constexpr Path paths[] = {
     {"chunk-first, 128 lines", 8, 16, 1, 128, 1},
     {"8 partial results", 1, 4, 16, 16, 8},
     {"hundreds of partial results", 1, 4, 1024, 16, 60},
+    {"sequence-first, 128 lines", 1, 128, 1, 128, 0},
 };
 
 template <class T, HeadDims Dims, class V = NoVariant, class E = T>

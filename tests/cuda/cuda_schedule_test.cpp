@@ -53,8 +53,10 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
       static_cast<std::size_t>(view.num_rows * group));
   for (int t = 0; t < static_cast<int>(scheduler.tasks().size()); ++t) {
     const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
+    // A large tile's results go straight to where they stay: it merges nothing.
+    const bool whole = t < scheduler.num_chunk_first() || task.merge_count == 0;
     CHECK((task.tile_rows == 16 || task.tile_rows == 32 || task.tile_rows == 64 ||
-           (task.tile_rows == 128 && t < scheduler.num_chunk_first())));
+           (task.tile_rows == 128 && whole)));
     REQUIRE(task.row_count >= 1);
     REQUIRE(task.row_count <= task.tile_rows);
     if (t < scheduler.num_chunk_first()) {
@@ -564,27 +566,92 @@ TEST_CASE("a shared run is in large tiles where every block has one of 256 token
   CHECK(only(heights(64, 32 * 256, geometry), 64));
 }
 
-TEST_CASE("rows that nobody shares are never in large tiles") {
+TEST_CASE("a prefill that fills the device is whole, in large tiles, longest first") {
   CostModel model;
   model.most_tile_rows = max_tile_rows;
-  model.num_blocks = 1;
   Scheduler scheduler;
-  test::RandomPlan plan = test::make_two_level_plan(1, 0, 4096);  // a prefill of 100 tokens
-  plan.row_kv_len.clear();
-  plan.row_token.clear();
-  plan.row_segment.assign(100, plan.row_segment.front());
-  for (int i = 0; i < 100; ++i) {
-    plan.row_kv_len.push_back(3997 + i);
-    plan.row_token.push_back(i);
+  const Geometry geometry{32, 8, 128};
+  const auto build = [&](int sequences, int cached, int rows, std::size_t partials = 1u << 28) {
+    const test::RandomPlan plan = test::make_level_plan({sequences}, {cached + rows}, rows);
+    scheduler.build(plan.view(), geometry, model, {plenty.tasks, plenty.merges, partials});
+    check_exact_cover(plan, geometry, scheduler);
+    return plan;
+  };
+  const auto count = [&](int rows) {
+    return std::count_if(scheduler.tasks().begin(), scheduler.tasks().end(),
+                         [&](const Task& task) { return task.tile_rows == rows; });
+  };
+  for (const int cached : {0, 4096})
+    for (const int sequences : {1, 3}) {
+      const test::RandomPlan plan = build(sequences, cached, 4100);
+      CHECK(scheduler.has_large_tiles());
+      CHECK(scheduler.num_chunk_first() == 0);
+      CHECK(scheduler.merges().empty());
+      CHECK(count(128) == sequences * 128);
+      CHECK(count(16) == sequences);  // 16 lines more
+      int last = cached + 4100;
+      for (const Task& task : scheduler.tasks()) {
+        if (task.tile_rows == 16) continue;
+        const int row = (task.row_begin + task.row_count - 1) / 4;
+        const int seen = plan.row_kv_len[static_cast<std::size_t>(row)];
+        CHECK(seen <= last);
+        last = seen;
+      }
+    }
+  // Too few for each block to have one: cut, where there is room for that, and each piece is read
+  // once for 128 lines; else as many of 64 as there are blocks, nearly.
+  build(1, 4096, 512);
+  CHECK(scheduler.num_chunk_first() > 0);
+  CHECK(count(128) == scheduler.num_chunk_first());
+  build(1, 4096, 512, 0);
+  CHECK(count(64) == 32);
+  CHECK(scheduler.num_sequence_first() == 32);
+  CHECK_FALSE(scheduler.has_large_tiles());
+  // None for 64 lines, and where the kernel has none.
+  model.num_blocks = 1;
+  build(1, 4096, 16);
+  CHECK_FALSE(scheduler.has_large_tiles());
+  build(1, 4096, 17);
+  CHECK(count(128) == 1);
+  model.most_tile_rows = usual_tile_rows;
+  build(1, 0, 4100);
+  CHECK_FALSE(scheduler.has_large_tiles());
+}
+
+TEST_CASE("a prefill behind what others share merges that, in tiles that can") {
+  CostModel model;
+  model.most_tile_rows = max_tile_rows;
+  model.num_blocks = 8;
+  // 60 sequences that decode, one that goes on with 100 tokens, and beside them a new one of 2,000.
+  test::RandomPlan plan = test::make_two_level_plan(61, 8192, 200);
+  const auto add_rows = [&](int segment, int count, int first_len) {
+    for (int i = 0; i < count; ++i) {
+      plan.row_segment.push_back(segment);
+      plan.row_token.push_back(plan.num_rows());
+      plan.row_kv_len.push_back(first_len + i);
+    }
+  };
+  plan.row_kv_len.back() = 8293;
+  add_rows(61, 99, 8294);
+  plan.segments.front().row_end = plan.segments.back().row_end = 160;
+  add_rows(62, 2000, 1);
+  plan.segments.push_back({160, 2160, 0, 0, 0, 2000, -1, 1});
+  const Geometry geometry{32, 8, 128};
+  Scheduler scheduler;
+  scheduler.build(plan.view(), geometry, model, plenty);
+  check_exact_cover(plan, geometry, scheduler);
+  REQUIRE(scheduler.summary().num_shared == 1);
+  CHECK(scheduler.num_chunk_first() > 0);
+  int whole = 0, behind = 0;
+  for (const Task& task : scheduler.tasks()) {
+    if (task.merge_count == 0) whole += task.tile_rows == 128 && task.segment == 62;
+    if (task.merge_count > 0 && task.row_begin >= 240) {
+      CHECK(task.tile_rows == (task.row_count > 16 ? 64 : 16));
+      behind += task.row_count;
+    }
   }
-  for (auto& segment : plan.segments) segment.row_end = 100;
-  for (const int blocks : {1, 264}) {  // whole, and in pieces
-    model.num_blocks = blocks;
-    scheduler.build(plan.view(), {4, 2, 128}, model, plenty);
-    check_exact_cover(plan, {4, 2, 128}, scheduler);
-    CHECK_FALSE(scheduler.has_large_tiles());
-    CHECK((scheduler.num_chunk_first() > 0) == (blocks > 1));
-  }
+  CHECK(whole == 62);  // 8,000 lines, and 64 more
+  CHECK(behind == 400);
 }
 
 TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {

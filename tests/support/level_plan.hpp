@@ -11,20 +11,21 @@
 namespace test {
 
 /// nodes[l] nodes of tokens[l] tokens on level l, children divided as evenly as possible among
-/// their parents; every node of the last level is a sequence with one query token, which sees all
-/// of its path. Levels without tokens only branch.
-inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vector<int>& tokens) {
+/// their parents; every node of the last level is a sequence whose last `queries` tokens are query
+/// tokens, of which each sees its path up to itself. Levels without tokens only branch.
+inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vector<int>& tokens,
+                                  int queries = 1) {
   constexpr int chunk_size = 64;
   RandomPlan plan;
   plan.chunk_size = chunk_size;
-  const int rows = nodes.back();
+  const int rows = nodes.back() * queries;
   std::vector<std::int32_t> above;  // segment of each node of the level above
   int position = 0;
   for (std::size_t l = 0; l < nodes.size(); ++l) {
-    // Node n holds the rows from the first that is its own on: row r lies below node r * nodes /
-    // rows.
+    // Node n holds the rows from the first that is its own on: sequence s lies below node s * nodes
+    // / sequences.
     const auto first_row = [&](std::int64_t n) {
-      return static_cast<std::int32_t>((n * rows + nodes[l] - 1) / nodes[l]);
+      return static_cast<std::int32_t>((n * nodes.back() + nodes[l] - 1) / nodes[l]) * queries;
     };
     std::vector<std::int32_t> here;
     for (int n = 0; n < nodes[l]; ++n) {
@@ -36,9 +37,14 @@ inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vect
         here.push_back(parent);
         continue;
       }
-      chunkattn::PlanView::Segment segment{
-          begin,  end,        static_cast<std::int32_t>(plan.pieces.size()), 0, position, tokens[l],
-          parent, end - begin};
+      chunkattn::PlanView::Segment segment{begin,
+                                           end,
+                                           static_cast<std::int32_t>(plan.pieces.size()),
+                                           0,
+                                           position,
+                                           tokens[l],
+                                           parent,
+                                           (end - begin) / queries};
       for (int done = 0; done < tokens[l]; done += chunk_size, ++segment.num_pieces)
         plan.pieces.push_back(
             {plan.num_chunks++, 0, std::min(chunk_size, tokens[l] - done), position + done});
@@ -49,8 +55,8 @@ inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vect
     above = here;
   }
   for (int row = 0; row < rows; ++row) {
-    plan.row_segment.push_back(above[static_cast<std::size_t>(row)]);
-    plan.row_kv_len.push_back(position);
+    plan.row_segment.push_back(above[static_cast<std::size_t>(row / queries)]);
+    plan.row_kv_len.push_back(position - queries + 1 + row % queries);
     plan.row_token.push_back(row);
     plan.writes.push_back({chunkattn::no_chunk, 0});
   }

@@ -1,5 +1,5 @@
 // The cases that CUDA schedules are measured by: a shared prefix and what follows it, unshared
-// sequences, and published trees.
+// sequences, published trees, and prefill.
 #pragma once
 
 #include <string>
@@ -14,7 +14,8 @@ struct ScheduleCase {
   std::string name;
   chunkattn::detail::cuda::Geometry geometry;
   std::vector<int> nodes, tokens;  ///< as make_level_plan() has them
-  [[nodiscard]] RandomPlan plan() const { return make_level_plan(nodes, tokens); }
+  int queries = 1;
+  [[nodiscard]] RandomPlan plan() const { return make_level_plan(nodes, tokens, queries); }
 };
 
 inline constexpr chunkattn::detail::cuda::Geometry mha{32, 32, 128}, gqa{32, 8, 128},
@@ -41,6 +42,27 @@ inline std::vector<ScheduleCase> two_level_cases() {
     for (const int shared : {4096, 32768})
       for (const int own : {64, 512}) add(gqa, sequences, shared, own);
   for (const int sequences : {1, 8, 20, 48, 64, 256}) add(gqa, sequences, 0, 4096);
+  return cases;
+}
+
+/// "query heads/KV heads b sequences, cached + new tokens", of which the new ones are query rows.
+inline std::vector<ScheduleCase> prefill_cases() {
+  std::vector<ScheduleCase> cases;
+  const auto add = [&](const chunkattn::detail::cuda::Geometry& geometry, int sequences, int cached,
+                       int queries) {
+    cases.push_back({std::to_string(geometry.num_qo_heads) + "/" +
+                         std::to_string(geometry.num_kv_heads) + " b " + std::to_string(sequences) +
+                         ", prefill " + std::to_string(cached) + "+" + std::to_string(queries),
+                     geometry,
+                     {sequences},
+                     {cached + queries},
+                     queries});
+  };
+  for (const auto& geometry : {mha, gqa, mqa}) {
+    for (const int queries : {512, 2048, 8192}) add(geometry, 1, 0, queries);
+    for (const int queries : {128, 512, 2048}) add(geometry, 1, 8192, queries);
+    add(geometry, 4, 0, 1024);
+  }
   return cases;
 }
 

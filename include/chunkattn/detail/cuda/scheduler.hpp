@@ -55,6 +55,7 @@ class Scheduler {
         best.ps < never, "plan (tasks)", num_tasks_,
         {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
     share(best.price);
+    choose_tiles(best.own_rows);
     cut(best);
     (void)time();
     make_tasks();
@@ -78,7 +79,8 @@ class Scheduler {
     std::int64_t price = 0;     // of partial results against what sharing saves; 0: none is shared
     std::int64_t piece_ps = 0;  // the longest piece
     bool own = false;           // pieces of sequences' own runs, too
-    std::int64_t ps = never;    // all takes
+    std::int32_t own_rows = usual_tile_rows;  // most of a tile of own runs that merge nothing
+    std::int64_t ps = never;                  // all takes
   };
 
   // What the same rows see on the path of `segment`: all rows below, or those that end there (own).
@@ -90,13 +92,17 @@ class Scheduler {
     std::int32_t kv_len = 0;       // the most that a row sees
     KeyRange hidden{0, open_end};  // from all rows
     std::int32_t position = 0, tokens = 0;  // the first that is seen, how many are
+    std::int32_t mean_tokens = 0;           // that a tile sees: rows of a prefill see ever more
+    std::int32_t long_tiles = 0;            // that see nearly all
     std::int32_t above = -1;                // the nearest shared run of the path
     std::int32_t tile_rows = usual_tile_rows, tiles = 0;
     std::int32_t pieces = 0;        // of chunk-first tasks; 0: streamed by those that merge
     std::int32_t piece_tokens = 0;  // the last piece is open: it may grow before the next build
     std::int32_t merges = 0;        // partial results from the path's begin to here
     std::int32_t partial_base = 0, flag = 0;  // of the first piece
-    std::int64_t ps = 0, piece_ps = 0;        // a block alone takes for a tile; now, for a piece
+    std::int32_t merge_begin = 0;
+    std::int64_t ps = 0, piece_ps = 0;  // a block alone takes for a tile; now, for a piece
+    std::int64_t mean_ps = 0;           // likewise, of all tiles
 
     [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
     [[nodiscard]] bool in_use() const noexcept { return own || shared; }
@@ -113,6 +119,12 @@ class Scheduler {
       kv_len = std::max(kv_len, len);
       hidden = common(hidden, hides);
     }
+  };
+
+  // Of an own run, and how long it streams.
+  struct Tile {
+    std::int64_t ps;
+    int run, row;
   };
 
   // Tasks that begin in one go. K/V comes from memory once for all tiles, a block has one task at a
@@ -175,7 +187,6 @@ class Scheduler {
       const KeyRange all{run.position, std::min(segment.position + segment.length, run.kv_len)};
       run.tokens = run.own && fresh ? 0 : all.size() - common(all, run.hidden).size();
       run.shared = run.own ? fresh : price > 0 && saves(run, price);
-      choose_tile(run);
     }
   }
 
@@ -189,32 +200,75 @@ class Scheduler {
   }
 
   // Large tiles read K/V half as often, but there are half as many: only for a shared run of which
-  // every block has a task, in pieces of a length beside which a task's start does not count.
-  void choose_tile(Run& run) const noexcept {
+  // every block has a task, in pieces of a length beside which a task's start does not count; and
+  // for own runs that merge nothing, where that takes less time.
+  void choose_tiles(std::int32_t own_rows) noexcept {
     constexpr int long_piece = 256;  // tokens
-    const std::int64_t items = std::int64_t{num_tiles(run.rows(), model_.most_tile_rows)} *
-                               ((run.tokens + long_piece - 1) / long_piece) *
-                               geometry_.num_kv_heads;
-    run.tile_rows =
-        !run.own && items >= model_.num_blocks ? model_.most_tile_rows : usual_tile_rows;
-    run.tiles = num_tiles(run.rows(), run.tile_rows);
-    run.ps = model_.stream_ps(run.tokens, run.tile_height(), dims(), model_.alone_ps_per_kib);
+    for (Run& run : runs_) {
+      const std::int64_t items = std::int64_t{num_tiles(run.rows(), model_.most_tile_rows)} *
+                                 ((run.tokens + long_piece - 1) / long_piece) *
+                                 geometry_.num_kv_heads;
+      const bool large = run.own ? run.above < 0 : items >= model_.num_blocks;
+      run.tile_rows = !large ? usual_tile_rows : run.own ? own_rows : model_.most_tile_rows;
+      run.tiles = num_tiles(run.rows(), run.tile_rows);
+      look_at_tiles(run);
+      run.ps = stream_ps(run, run.tokens, model_.alone_ps_per_kib);
+      run.mean_ps = stream_ps(run, run.mean_tokens, model_.alone_ps_per_kib);
+    }
+  }
+
+  void look_at_tiles(Run& run) const noexcept {
+    run.mean_tokens = run.tokens;
+    run.long_tiles = run.tiles;
+    if (!run.own || run.tiles == 1) return;
+    std::int64_t all = 0;
+    run.long_tiles = 0;
+    for (int row = run.row_begin; row < run.row_end; row += run.tile_rows) {
+      const std::int32_t tokens = seen_by(run, std::min(row + run.tile_rows, run.row_end));
+      all += tokens;
+      run.long_tiles += tokens > run.tokens / 4 * 3;
+    }
+    run.mean_tokens = static_cast<std::int32_t>(all / run.tiles);
+  }
+
+  // Of an own run: tokens of a tile whose packed rows end before `end`. The last one sees most.
+  [[nodiscard]] std::int32_t seen_by(const Run& run, int end) const noexcept {
+    const std::int32_t unseen = run.kv_len - plan_.row_kv_len[(end - 1) / geometry_.group()];
+    return std::clamp(run.tokens - unseen, 0, run.tokens);
+  }
+  // Products wait for shared memory, of which a large tile reads three quarters of what two others
+  // do. (Shared runs' times, by which these are cut, were found better without that.)
+  [[nodiscard]] std::int64_t stream_ps(const Run& run, std::int64_t tokens,
+                                       std::int64_t kib) const noexcept {
+    const int rows = run.tile_height();
+    const bool fast = run.own && rows > usual_tile_rows;
+    return model_.stream_ps(tokens, fast ? rows * 3 / 4 : rows, dims(), kib);
   }
 
   // Pieces of one length, ever shorter, until they are a small part of what each block has to do.
   void try_all(std::int64_t price, Choice& best) noexcept {
     share(price);
+    try_cuts({price}, best);
+    const bool large = std::any_of(runs_.begin(), runs_.end(), [](const Run& run) {
+      return run.own && run.above < 0 && run.rows() > usual_tile_rows;
+    });
+    if (large && model_.most_tile_rows > usual_tile_rows)
+      try_cuts({.price = price, .own_rows = model_.most_tile_rows}, best);
+  }
+  void try_cuts(Choice now, Choice& best) noexcept {
+    choose_tiles(now.own_rows);
     std::int64_t longest = 0, all = 0;
     for (const Run& run : runs_) {
       if (!run.in_use()) continue;
       longest = std::max(longest, run.ps);
-      all += run.tiles * run.ps;
+      all += run.tiles * run.mean_ps;
     }
     const std::int64_t enough = all * geometry_.num_kv_heads / model_.num_blocks / 8;
     for (std::int64_t n = 1; n == 1 || (n <= model_.num_blocks && longest / n > enough);
          n += 1 + n / 8)
       for (const bool own : {false, true}) {
-        Choice now{price, longest / n + 1, own};
+        now.piece_ps = longest / n + 1;
+        now.own = own;
         cut(now);
         now.ps = time();
         if (own) now.ps += now.ps / 32;  // for partial results, whose bytes time() leaves out
@@ -253,7 +307,7 @@ class Scheduler {
       Phase& phase = phases[run.pieces > 0 ? 0 : 1];
       phase.items += std::int64_t{run.tiles} * std::max(run.pieces, 1) * heads;
       phase.memory_ps += model_.stream_ps(run.tokens, 0, dims(), model_.ps_per_kib) * heads;
-      phase.block_ps += run.tiles * run.ps * heads;
+      phase.block_ps += run.tiles * run.mean_ps * heads;
     }
     // As few rows to a task that only merges as one round of blocks takes, so that threads share
     // partial results.
@@ -273,11 +327,10 @@ class Scheduler {
     for (Run& run : runs_) {
       if (!run.in_use()) continue;
       Phase& phase = phases[run.pieces > 0 ? 0 : 1];
-      run.piece_ps =
-          model_.stream_ps(run.tokens, run.tile_height(), dims(), kib) / std::max(run.pieces, 1);
+      run.piece_ps = stream_ps(run, run.tokens, kib) / std::max(run.pieces, 1);
       phase.longest_ps = std::max(phase.longest_ps, run.piece_ps);
       if (!run.own || run.merges == 0) continue;
-      const int rows = std::min(run.rows(), run.streams_last() ? run.tile_rows : merge_rows_);
+      const int rows = std::min(run.rows(), last_rows(run));
       const std::int64_t ps = model_.merge_ps * merges_in_a_row(rows, dims().v, run.merges);
       phases[1].block_ps += num_tiles(run.rows(), rows) * heads * ps;
       if (!run.streams_last()) phases[1].items += num_tiles(run.rows(), rows) * heads;
@@ -286,7 +339,7 @@ class Scheduler {
     for (const Run& run : runs_) {
       Phase& phase = phases[run.pieces > 0 ? 0 : 1];
       if (run.in_use() && run.tokens > 0 && run.piece_ps > phase.longest_ps / 2)
-        phase.long_items += std::int64_t{run.tiles} * std::max(run.pieces, 1) * heads;
+        phase.long_items += std::int64_t{run.long_tiles} * std::max(run.pieces, 1) * heads;
     }
     // What finds no block beside the first phase begins after it.
     const std::int64_t second = std::max<std::int64_t>(phases[1].items, 1);
@@ -322,8 +375,13 @@ class Scheduler {
     });
     for (const int i : order_) add_chunk_first(run_at(i));
     num_chunk_first_ = static_cast<int>(tasks_.size());
+    tiles_.clear();
     for (const int i : order_)
-      if (run_at(i).own) add_sequence_first(run_at(i));
+      if (run_at(i).own) add_merges(i);
+    std::sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) {
+      return a.ps != b.ps ? a.ps > b.ps : a.row < b.row;
+    });
+    for (const Tile& tile : tiles_) add_sequence_first(tile);
     add_up_bytes();
   }
 
@@ -359,44 +417,59 @@ class Scheduler {
       task.position_end =
           i == run.pieces - 1 ? open_end : run.position_of((i + 1) * run.piece_tokens);
       task.partial_base = partial_base(run, i);
-      task.flag = static_cast<std::int32_t>(tasks_.size());
-      add_tiles(run, task, run.tile_rows);
+      for (int row = run.row_begin; row < run.row_end; row += run.tile_rows) {
+        task.flag = static_cast<std::int32_t>(tasks_.size());
+        add_tile(run, task, row, run.tile_rows);
+      }
       num_partials_ += std::int64_t{run.rows()} * geometry_.num_kv_heads;
     }
   }
 
-  void add_sequence_first(const Run& run) {
+  // What an own run merges, from the begin of its path to the end; and its tiles.
+  void add_merges(int i) {
+    Run& run = run_at(i);
+    run.merge_begin = static_cast<std::int32_t>(merges_.size());
+    merges_.resize(merges_.size() + to_size(run.merges));
+    auto merge = merges_.end();
+    for (const Run* r = &run; r != nullptr; r = r->above >= 0 ? &run_at(r->above) : nullptr)
+      for (int piece = r->pieces - 1; piece >= 0; --piece)
+        *--merge = {partial_base(*r, piece), r->flag + piece * r->tiles, r->row_begin,
+                    std::countr_zero(static_cast<unsigned>(r->tile_rows))};
+    const int most = last_rows(run);
+    for (int row = run.row_begin; row < run.row_end; row += most) {
+      const std::int32_t tokens = seen_by(run, std::min(row + most, run.row_end));
+      tiles_.push_back(
+          {run.streams_last() ? stream_ps(run, tokens, model_.ps_per_kib) : run.piece_ps, i, row});
+    }
+  }
+
+  void add_sequence_first(const Tile& tile) {
+    const Run& run = run_at(tile.run);
     Task task{};
     task.segment = run.streams_last() ? run.segment : -1;
     task.position_begin = run.position;
     task.position_end = open_end;
-    task.merge_begin = static_cast<std::int32_t>(merges_.size());
+    task.merge_begin = run.merge_begin;
     task.merge_count = run.merges;
-    // From the end of the path to its begin.
-    merges_.resize(merges_.size() + to_size(run.merges));
-    auto merge = merges_.end();
-    for (const Run* r = &run; r != nullptr; r = r->above >= 0 ? &run_at(r->above) : nullptr)
-      for (int i = r->pieces - 1; i >= 0; --i)
-        *--merge = {partial_base(*r, i), r->flag + i * r->tiles, r->row_begin,
-                    std::countr_zero(static_cast<unsigned>(r->tile_rows))};
-    add_tiles(run, task, run.streams_last() ? run.tile_rows : merge_rows_);
+    add_tile(run, task, tile.row, last_rows(run));
   }
 
+  // Rows of tiles of those tasks of an own run that write.
+  [[nodiscard]] int last_rows(const Run& run) const noexcept {
+    return run.streams_last() ? run.tile_rows : merge_rows_;
+  }
   // Of a piece.
   [[nodiscard]] std::int32_t partial_base(const Run& run, int piece) const noexcept {
     return run.partial_base + piece * run.rows() * geometry_.num_kv_heads;
   }
 
-  // One task per tile of the run's rows, all else as in `task`.
-  void add_tiles(const Run& run, Task task, int most) {
-    for (int row = run.row_begin; row < run.row_end; row += task.row_count) {
-      task.row_begin = row;
-      task.row_count = std::min(run.row_end - row, most);
-      task.tile_rows = tile_rows_for(task.row_count);
-      has_large_tiles_ = has_large_tiles_ || task.tile_rows > usual_tile_rows;
-      tasks_.push_back(task);
-      ++task.flag;
-    }
+  // The task of a tile of the run's rows, all else as in `task`.
+  void add_tile(const Run& run, Task task, int row, int most) {
+    task.row_begin = row;
+    task.row_count = std::min(run.row_end - row, most);
+    task.tile_rows = tile_rows_for(task.row_count);
+    has_large_tiles_ = has_large_tiles_ || task.tile_rows > usual_tile_rows;
+    tasks_.push_back(task);
   }
 
   PlanView plan_;
@@ -406,7 +479,8 @@ class Scheduler {
   InvariantSchedule invariant_;
   std::vector<Run> runs_;
   std::vector<int> order_;  // of runs
-  int merge_rows_ = 1;      // packed rows at most of a task that only merges
+  std::vector<Tile> tiles_;
+  int merge_rows_ = 1;  // packed rows at most of a task that only merges
   std::size_t num_tasks_ = 0;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;
