@@ -32,7 +32,7 @@ endif()
 
 # Scripts.
 set(CHUNKATTN_FAST_TEST_NAMES
-  consumer.find_package dev.bare dev.help dev.jobs hygiene.includes hygiene.version)
+  dev.bare dev.help dev.jobs hygiene.includes hygiene.version)
 
 # The largest first: the last to be compiled has a processor for itself.
 chunkattn_fast_program(fast_oracle SCALE 0.3 OPTIONS -Og
