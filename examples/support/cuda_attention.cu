@@ -5,14 +5,8 @@
 
 std::unique_ptr<examples::CudaAttention> examples::make_cuda_attention(const CudaShape& shape) {
   if (shape.head_dim <= 16) return std::make_unique<CudaAttentionOf<16>>(shape);
-#if defined(CHUNKATTN_EXAMPLES_CUDA_SMALLEST)  // enough to see that it compiles
-  constexpr int largest = 16;
-#else
   if (shape.head_dim <= 64) return std::make_unique<CudaAttentionOf<64>>(shape);
   if (shape.head_dim <= 128) return std::make_unique<CudaAttentionOf<128>>(shape);
-  constexpr int largest = 128;
-#endif
   throw std::invalid_argument("head_dim = " + std::to_string(shape.head_dim) +
-                              ": on a GPU this program is built for at most " +
-                              std::to_string(largest));
+                              ": on a GPU this program is built for at most 128");
 }
