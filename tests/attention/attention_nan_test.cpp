@@ -32,7 +32,9 @@ TEST_CASE("NaN and infinities") {
 
 namespace {
 
-test::RandomPlanOptions random_shape(Random& random, double long_ones = 0.3) {
+constexpr double some_long = 0.3;
+
+test::RandomPlanOptions random_shape(Random& random, double long_ones = some_long) {
   test::RandomPlanOptions options;
   options.share = random.pick({Share::none, Share::some, Share::all});
   const bool few = random.chance(long_ones);  // long and narrow: cut along KV
@@ -55,7 +57,7 @@ std::vector<ChunkAttention<Cpu, HeadDim>> every_mode() {
 
 /// One NaN at a time; returns how many results were merged from parts.
 template <int HeadDim, class T, class X = float>
-int check_nan(std::uint64_t stream, int cases, double long_ones = 0.3) {
+int check_nan(std::uint64_t stream, int cases, double long_ones = some_long) {
   Random random(stream);
   auto modes = every_mode<HeadDim>();
   int merged = 0;

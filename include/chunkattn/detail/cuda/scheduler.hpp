@@ -248,7 +248,7 @@ class Scheduler {
   // Pieces of one length, ever shorter, until they are a small part of what each block has to do.
   void try_all(std::int64_t price, Choice& best) noexcept {
     share(price);
-    try_cuts({price}, best);
+    try_cuts({.price = price}, best);
     const bool large = std::any_of(runs_.begin(), runs_.end(), [](const Run& run) {
       return run.own && run.above < 0 && run.rows() > usual_tile_rows;
     });
