@@ -18,7 +18,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <type_traits>
 #include <utility>
 
 #include "allocator.hpp"
@@ -146,16 +145,9 @@ class [[nodiscard]] InFlight {
   /// Says that the device has run the step: its K/V is written. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight, and with KvCacheOptions::check_writes for
   /// a layer that was not written.
-  Finished<Tree> finish() && {
+  Finished<Tree> finish() && {  // not of a variable: write std::move(in_flight).finish()
     handle_.enter().finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
-  }
-  /// Not of a variable: says, at compile time, what to write.
-  template <class This = InFlight>
-  Finished<Tree> finish() & {
-    static_assert(!std::is_same_v<This, InFlight>,
-                  "finish() is the end of an InFlight: write std::move(in_flight).finish()");
-    return std::move(*this).finish();
   }
 
  private:
@@ -240,29 +232,15 @@ class [[nodiscard]] Step {
 
   /// Says that the kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan
   /// was built after the last add().
-  InFlight<Tree> submit() && {
+  InFlight<Tree> submit() && {  // not of a variable: write std::move(step).submit()
     handle_.core().steps.submit(handle_.record());
     return InFlight<Tree>(std::move(handle_));
   }
   /// Says that the kernels have run, for backends that wait: submit() and InFlight::finish()
   /// in one call, which throws what they throw.
-  Finished<Tree> finish() && {
+  Finished<Tree> finish() && {  // not of a variable: write std::move(step).finish()
     handle_.enter().finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
-  }
-  /// Not of a variable: says, at compile time, what to write.
-  template <class This = Step>
-  InFlight<Tree> submit() & {
-    static_assert(!std::is_same_v<This, Step>,
-                  "submit() is the end of a Step: write std::move(step).submit()");
-    return std::move(*this).submit();
-  }
-  /// Not of a variable: says, at compile time, what to write.
-  template <class This = Step>
-  Finished<Tree> finish() & {
-    static_assert(!std::is_same_v<This, Step>,
-                  "finish() is the end of a Step: write std::move(step).finish()");
-    return std::move(*this).finish();
   }
 
  private:
