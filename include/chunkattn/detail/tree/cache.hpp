@@ -41,7 +41,6 @@ CHUNKATTN_FUNCTION void TreeCore::clear() noexcept {
       topology.node(n).state = NodeState::stale;
   }
   ++stats.clears;
-  sequences.change();
   forget_copies();
   finish_all_leaving();
 }

@@ -65,8 +65,6 @@ CHUNKATTN_FUNCTION void TreeCore::request_copy(const PendingCopy& copy) noexcept
 
 CHUNKATTN_FUNCTION void TreeCore::carry_copies(std::uint64_t step, Array<RowCopy>& rows) {
   rows.clear();
-  if (pending_copies.empty()) return;
-  rows.reserve(pending_copies.size());
   for (PendingCopy& copy : pending_copies) {
     if (copy.step != 0 && copy.step != step && !steps.is_void(copy.step)) continue;
     rows.push_back(copy.rows);

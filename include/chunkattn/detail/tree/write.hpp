@@ -158,36 +158,27 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::find_successor(NodeIndex n) const noe
 }
 
 CHUNKATTN_FUNCTION void TreeCore::set_scheduled(const StepEntry& entry, bool scheduled) noexcept {
-  const SequenceIndex s = entry.sequence;
-  const TokenRange range{entry.begin, entry.length};
-  const auto set = [s, scheduled](TreeNode& n, std::int32_t begin, std::int32_t end) {
-    if (n.writer != s) return;
-    const std::int32_t limit = std::max(n.written, scheduled ? end : begin);
-    n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
-  };
-  TreeNode& tail = sequences.tail(s);
-  if (range.begin >= tail.position) [[likely]]
-    return set(tail, range.begin - tail.position,
-               std::min(range.end(), tail.end()) - tail.position);
-  sequences.for_each_node(s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-    set(topology.node(n), offset, offset + length);
-  });
+  sequences.for_each_node(
+      entry.sequence, {entry.begin, entry.length},
+      [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+        TreeNode& n = topology.node(index);
+        if (n.writer != entry.sequence) return;
+        const std::int32_t limit = std::max(n.written, scheduled ? offset + length : offset);
+        n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
+      });
 }
 
 CHUNKATTN_FUNCTION void TreeCore::mark_written(const StepEntry& entry,
                                                SequenceRecord& record) noexcept {
   record.computed = std::max(record.computed, entry.end());
-  const auto mark = [&](TreeNode& n, std::int32_t offset, std::int32_t end) {
-    if (n.writer == entry.sequence && n.written >= offset && n.written < end) n.set_written(end);
-  };
   const std::int32_t end = std::min(entry.end(), record.size);  // known tokens
-  TreeNode& tail = topology.node(record.tail);
-  if (entry.begin >= tail.position) [[likely]]
-    return mark(tail, entry.begin - tail.position, end - tail.position);
-  sequences.for_each_node(entry.sequence, {entry.begin, end - entry.begin},
-                          [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-                            mark(topology.node(n), offset, offset + length);
-                          });
+  sequences.for_each_node(
+      entry.sequence, {entry.begin, end - entry.begin},
+      [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+        TreeNode& n = topology.node(index);
+        if (n.writer == entry.sequence && n.written >= offset && n.written < offset + length)
+          n.set_written(offset + length);
+      });
 }
 
 [[gnu::noinline]] CHUNKATTN_FUNCTION StepEntry* TreeCore::mark_decoded(StepEntry* entry,
