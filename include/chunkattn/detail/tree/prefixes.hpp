@@ -231,39 +231,37 @@ class Prefixes {
     }
   }
   /// Chunks of a match that no pin covers, each once.
-  [[nodiscard]] std::size_t count_unpinned_chunks(const PathMatch& match) const {
-    std::size_t count = 0;
-    for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
-      topology_.for_each_run(
-          topology_.node(i), 0, used, [&](ChunkIndex s, std::int32_t, std::int32_t, std::int32_t) {
-            // A chunk of several nodes of the path is counted with the last of them.
-            if (chunks_[s].pinned == 0 && (chunks_[s].nodes == 1 || !starts_below(match, i, s)))
-              ++count;
-            return true;
-          });
-    });
-    return count;
+  [[nodiscard]] std::size_t count_unpinned_chunks(const PathMatch& match) const noexcept {
+    return count_chunks(match, &ChunkRecord::pinned, [](const TreeNode& n) { return n.pins > 0; });
   }
-  /// Chunks of a match that nothing but cache holds, each once; from the ends of nodes alone, since
-  /// what lies between has no other node.
+  /// Chunks of a match that nothing but cache holds, each once.
   [[nodiscard]] std::size_t count_unused_chunks(const PathMatch& match) const noexcept {
+    return count_chunks(match, &ChunkRecord::active, [](const TreeNode& n) { return n.active(); });
+  }
+
+ private:
+  /// Chunks of a match of whose nodes `holders` counts none, each once; holds(n): a node is one of
+  /// them, and so are those above it. From the ends of nodes alone, since what lies between has no
+  /// other node.
+  template <class Holds>
+  [[nodiscard]] std::size_t count_chunks(const PathMatch& match,
+                                         std::int32_t ChunkRecord::* holders,
+                                         const Holds& holds) const noexcept {
     std::size_t count = 0;
     std::int32_t used = match.used;
     for (NodeIndex i = match.last; i != root_node; used = topology_.node(i).length) {
       const TreeNode& n = topology_.node(i);
-      if (n.active()) break;  // and so are those above it
+      if (holds(n)) break;
       const std::int32_t spans = topology_.geometry.chunks_for(n.begin + used);
       const ChunkIndex last = topology_.chunk_of(n, n.begin + used - 1);
       const ChunkRecord& chunk = chunks_[last];
-      if (chunk.active == 0 && (chunk.nodes == 1 || !starts_below(match, i, last))) ++count;
-      if (spans > 1 && chunks_[n.first_chunk].active == 0) ++count;
+      if (chunk.*holders == 0 && (chunk.nodes == 1 || !starts_below(match, i, last))) ++count;
+      if (spans > 1 && chunks_[n.first_chunk].*holders == 0) ++count;
       count += to_size(std::max(0, spans - 2));  // what lies between is its own
       i = n.parent;
     }
     return count;
   }
-
- private:
   /// Whether a node of the match below `n` begins in this chunk.
   [[nodiscard]] bool starts_below(const PathMatch& match, NodeIndex n,
                                   ChunkIndex chunk) const noexcept {
