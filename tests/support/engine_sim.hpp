@@ -74,7 +74,7 @@ struct TenantPolicy : chunkattn::CachePolicy {
 
 struct SimOptions {
   TreeOptions tree{};
-  chunkattn::detail::RetentionLimits retention{};
+  chunkattn::detail::RetentionRules retention{};
   std::size_t max_checkpoints = 0;  // 0: the tree has none
   std::int32_t max_checkpoints_per_path = 8;
   bool learns = false;

@@ -379,7 +379,7 @@ TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
   }
   for (int i = 0; i < 5; ++i)
     CHECK(tree.match_prefix(iota(100 * i, 4)).cached == (i < 2 ? 0u : 4u));
-  CHECK(chunkattn::detail::TreeAccess::core(tree).retention.rules().limits.low_watermark == 3);
+  CHECK(chunkattn::detail::TreeAccess::core(tree).retention.rules().low_watermark == 3);
   check_invariants(tree);
 }
 

@@ -75,8 +75,7 @@ class CacheOrder final : public EvictionOrder {
       if (shares_->is_full(tenant)) shares_->forget_unused(used_tenants());
       shares_->reserve(tenant, terms);
       lists_.reserve(level * RetainedList::keys_per_level, num_groups());  // of what is public
-      level +=
-          RetainedList::keys_of(shares_->index_of({.tenant = tenant})) >> RetainedList::level_shift;
+      level += keys_of(shares_->index_of({.tenant = tenant})) / RetainedList::keys_per_level;
     }
     lists_.reserve(level * RetainedList::keys_per_level, num_groups());
     if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
@@ -176,18 +175,31 @@ class CacheOrder final : public EvictionOrder {
   /// Evicted chunks that are remembered for each that is in use, where the policy learns.
   static constexpr std::size_t ghosts_per_chunk = 4;
 
+  /// Keys of a tenant's lists come after those of the tenant before: levels are of 32 bits.
+  [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
+    return std::int64_t{tenant} << 40;
+  }
+  [[nodiscard]] static constexpr bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
+    constexpr auto group_bits = RetainedList::keys_per_level - 1;  // levels may be negative
+    return (a | group_bits) == (b | group_bits);
+  }
+  /// Of a list that is not empty: the node that eviction looks at next.
+  [[nodiscard]] static NodeIndex next_candidate(const RetainedList& list) noexcept {
+    return list.hand >= 0 ? list.hand : list.oldest;
+  }
+
   [[nodiscard]] std::size_t num_groups() const noexcept {
     return model_ ? std::size_t{ReuseModel::num_groups} : 1;
   }
   [[nodiscard]] std::int64_t first_key_of(const TreeNode& n) const noexcept {
     const std::int64_t key = n.level * RetainedList::keys_per_level;
-    return shares_ ? key + RetainedList::keys_of(shares_->index_of(n.name_space)) : key;
+    return shares_ ? key + keys_of(shares_->index_of(n.name_space)) : key;
   }
   /// Of the first list that has any, from this one on.
   [[nodiscard]] NodeIndex victim_from(const RetainedList* from) noexcept {
     while (from != lists_.end() && from->oldest == none) ++from;
     if (from == lists_.end()) return none;
-    return model_ ? least_valuable(*from) : from->next_candidate();
+    return model_ ? least_valuable(*from) : next_candidate(*from);
   }
   /// Prefetches what will be read when a node's turn in its list comes. Of the one after it the
   /// record is there since the last time.
@@ -212,12 +224,12 @@ class CacheOrder final : public EvictionOrder {
     return is_used;
   }
   [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
-    return lists_.find_first(RetainedList::least_key_of(tenant), shares_->first_list(tenant));
+    return lists_.find_first(keys_of(tenant) - keys_of(1) / 2, shares_->first_list(tenant));
   }
   /// Most tenants have one level.
   [[gnu::noinline]] RetainedList& list_of_tenant(const TreeNode& n) noexcept {
     const std::int32_t tenant = shares_->index_of(n.name_space);
-    const std::int64_t key = n.level * RetainedList::keys_per_level + RetainedList::keys_of(tenant);
+    const std::int64_t key = n.level * RetainedList::keys_per_level + keys_of(tenant);
     RetainedList* const first = lists_of(tenant);
     return first->key == key ? first[n.group] : lists_.at(key, n.group);
   }
@@ -229,12 +241,12 @@ class CacheOrder final : public EvictionOrder {
       return lists_of(largest);
     RetainedList* const list = &lists_.lowest();
     if (largest < 0) {  // all is public, so that the oldest of a level is a leaf
-      for (RetainedList* l = list; l != lists_.end() && l->is_of_level(l->key, list->key); ++l)
+      for (RetainedList* l = list; l != lists_.end() && is_of_level(l->key, list->key); ++l)
         if (std::exchange(l->hand, none) != none) weighed_ = nullptr;
       return list;
     }
     for (int passed = 0; passed < 8; ++passed) {
-      const NodeIndex n = list->next_candidate();
+      const NodeIndex n = next_candidate(*list);
       if (topology_.node(n).first_child == none) return list;
       weighed_ = nullptr;
       list->hand = topology_.node(n).newer;
@@ -261,23 +273,23 @@ class CacheOrder final : public EvictionOrder {
   /// first list that has any. The oldest of all is one: what is below a node is older than it.
   [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
     if (victim_ != none && is_of_level(first, topology_.node(victim_))) return victim_;
-    victim_ = first.next_candidate();
+    victim_ = next_candidate(first);
     if (first.key == RetainedList::key_of_pinned) return victim_;
     const RetainedList* const lists = &first - (first.key & (RetainedList::keys_per_level - 1));
     Candidates& candidates = model_->candidates;
     if (weighed_ != lists) candidates.renew_all(ReuseModel::num_groups);
     for (int group; (group = candidates.next_stale()) >= 0;) weigh(lists, to_size(group));
-    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].next_candidate();
+    if (const int group = candidates.least(); group >= 0) victim_ = next_candidate(lists[group]);
     if (evicts_many_) weighed_ = lists;
     return victim_;
   }
   [[nodiscard]] bool is_of_level(const RetainedList& list, const TreeNode& n) const noexcept {
     const std::int64_t key = n.pins > 0 ? RetainedList::key_of_pinned : key_of(n);
-    return RetainedList::is_of_level(list.key, key);
+    return is_of_level(list.key, key);
   }
   void weigh(const RetainedList* lists, std::size_t group) noexcept {
     if (lists[group].oldest == none) return model_->candidates.drop(group);
-    const TreeNode& n = topology_.node(lists[group].next_candidate());
+    const TreeNode& n = topology_.node(next_candidate(lists[group]));
     if (n.first_child != none) return model_->candidates.drop(group);
     const std::uint32_t age = now() - n.since;
     model_->candidates.set(group, model_->value(n.group, age), age);

@@ -17,27 +17,13 @@ namespace detail {
 /// Nodes that are linked by age.
 struct RetainedList {
   /// Of a list: its level times this and, where the policy learns, the group.
-  static constexpr int level_shift = 5;
-  static constexpr std::int64_t keys_per_level = std::int64_t{1} << level_shift;
+  static constexpr std::int64_t keys_per_level = 32;
   /// Above whatever a policy says.
   static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
-  [[nodiscard]] static constexpr bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
-    return a >> level_shift == b >> level_shift;  // levels may be negative
-  }
-  /// Keys of a tenant's lists come after those of the tenant before: levels are of 32 bits.
-  [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
-    return std::int64_t{tenant} << 40;
-  }
-  [[nodiscard]] static constexpr std::int64_t least_key_of(std::int32_t tenant) noexcept {
-    return keys_of(tenant) - (std::int64_t{1} << 39);
-  }
-
-  /// Of a list that is not empty: the node that eviction looks at next.
-  [[nodiscard]] std::int32_t next_candidate() const noexcept { return hand >= 0 ? hand : oldest; }
 
   std::int64_t key = 0;
   std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
-  std::int32_t hand = -1;  ///< after those that were passed over; -1: after none, or all
+  std::int32_t hand = -1;  ///< after those that an order passed over; -1: after none, or all
   bool is_queued = false;  ///< see RetainedLists::queue()
 };
 

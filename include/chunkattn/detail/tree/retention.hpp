@@ -43,7 +43,7 @@ class Retention {
         prefixes_(prefixes),
         rules_(rules),
         stats_(stats),
-        keeps_to_peak_(rules.retains && rules.limits.is_default() &&
+        keeps_to_peak_(rules.retains && rules.high_watermark == RetentionRules::no_watermark &&
                        chunk_table.allocator().capacity() >= max_pool_chunks) {
     lists_.reserve(RetainedList::key_of_pinned, 1);
   }
@@ -81,8 +81,6 @@ class Retention {
     if (keeps_to_peak_ && count > 0) evict_to_peak(to_size(count));
     return chunks_.acquire(count, [this] { return evict_one_chunk(); });
   }
-  /// Gives back what was acquired and not needed.
-  void release() noexcept { chunks_.release(); }
 
   /// `count` more slots at the end of a live tail; false, and nothing changed, where the budget is
   /// spent.
@@ -98,7 +96,7 @@ class Retention {
       return false;
     }
     topology_.extend(index, count);
-    release();
+    chunks_.release();
     return true;
   }
   /// Publishes a node of generated tokens, of which the first `count` can be found.
@@ -164,9 +162,9 @@ class Retention {
   void keep_to_watermarks() noexcept {
     if (order_) [[unlikely]]
       for (NodeIndex n; (n = order_->victim_above_quota()) != none;) evict_end_of(n);
-    if (!rules_.retains || stats_.used_chunks <= rules_.limits.high_watermark) return;
+    if (!rules_.retains || stats_.used_chunks <= rules_.high_watermark) return;
     if (order_) order_->set_evicts_many(true);
-    while (stats_.used_chunks > rules_.limits.low_watermark && evict_unpinned_chunk()) {
+    while (stats_.used_chunks > rules_.low_watermark && evict_unpinned_chunk()) {
     }
     if (order_) order_->set_evicts_many(false);
   }
@@ -204,7 +202,7 @@ class Retention {
   /// would be pinned. reserve_pin() and reserve_nodes(1) come first.
   std::int32_t pin(PathMatch match) noexcept {
     const std::size_t unpinned = prefixes_.count_unpinned_chunks(match);
-    if (chunks_.num_pinned() + unpinned > rules_.limits.max_pinned) return none;
+    if (chunks_.num_pinned() + unpinned > rules_.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
     return pins_.add(match.last);
@@ -248,7 +246,7 @@ class Retention {
     std::int32_t keep = 0;
     if (n.state == NodeState::published && n.position < keep_end)
       keep = std::min(n.written, keep_end - n.position);
-    if (prefixes_.unit() > 1) keep -= keep % prefixes_.unit();
+    keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index, /*active=*/true);
     topology_.set_active(n, false);
     if (keep < n.length) topology_.release_slots(index, keep);
