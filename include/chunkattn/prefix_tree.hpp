@@ -4,10 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "allocator.hpp"
@@ -108,28 +106,18 @@ class PrefixTree {
   ///
   /// \throws OutOfChunks      if there are fewer than chunks_needed() chunks, after eviction
   /// \throws InvalidArgument  for an empty prompt, or one of more than 2^30 tokens
-  [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
+  [[nodiscard]] Sequence insert(TokenSpan<Token> prompt, const InsertOptions& options = {}) {
     if (auto sequence = try_insert(prompt, options)) return *std::move(sequence);
     detail::fail_out_of_chunks(core(), chunks_needed(prompt, options), prompt.size());
   }
-  /// insert() of tokens that are written out: insert({1, 2, 3}).
-  [[nodiscard]] Sequence insert(std::initializer_list<Token> prompt,
-                                const InsertOptions& options = {}) {
-    return insert(std::span<const Token>(prompt), options);
-  }
   /// insert() that returns nothing where insert() would throw OutOfChunks.
-  [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
+  [[nodiscard]] std::optional<Sequence> try_insert(TokenSpan<Token> prompt,
                                                    const InsertOptions& options = {}) {
     Tree& tree = enter();
     shared_->expect_handle();
     const detail::SequenceIndex index = tree.insert(prompt, options);
     if (index == detail::none) return std::nullopt;
     return Sequence(shared_, index);
-  }
-  /// try_insert() of tokens that are written out.
-  [[nodiscard]] std::optional<Sequence> try_insert(std::initializer_list<Token> prompt,
-                                                   const InsertOptions& options = {}) {
-    return try_insert(std::span<const Token>(prompt), options);
   }
 
   /// Opens a step: add sequences to it, build a plan for it, run the kernels, then call
@@ -145,33 +133,20 @@ class PrefixTree {
   /// flight can be used again. (Otherwise when a later step has finished.)
   void device_idle() { enter().core.device_idle(); }
 
-  /// How much of a prompt is cached. (Its last token is computed anyway: see InsertOptions.)
-  struct Match {
-    std::size_t cached = 0;   ///< tokens whose K/V is written
-    std::size_t pending = 0;  ///< further tokens whose K/V a live sequence has still to compute
-  };
+  /// What match_prefix() gives: `cached` tokens, whose K/V is written, and further `pending` ones,
+  /// whose K/V a live sequence has still to compute.
+  using Match = detail::MatchResult;
   /// How many tokens of a prompt insert() would find. Changes nothing, not even what is evicted
   /// next.
-  [[nodiscard]] Match match_prefix(std::span<const Token> prompt,
+  [[nodiscard]] Match match_prefix(TokenSpan<Token> prompt,
                                    const InsertOptions& options = {}) const {
-    const detail::MatchResult found = tree().match_prefix(prompt, options);
-    return {found.cached, found.pending};
-  }
-  /// match_prefix() of tokens that are written out.
-  [[nodiscard]] Match match_prefix(std::initializer_list<Token> prompt,
-                                   const InsertOptions& options = {}) const {
-    return match_prefix(std::span<const Token>(prompt), options);
+    return tree().match_prefix(prompt, options);
   }
   /// The most chunks that insert() would take from chunks_available(), for admission without
   /// exceptions.
-  [[nodiscard]] std::size_t chunks_needed(std::span<const Token> prompt,
+  [[nodiscard]] std::size_t chunks_needed(TokenSpan<Token> prompt,
                                           const InsertOptions& options = {}) const {
     return tree().chunks_needed(prompt, options);
-  }
-  /// chunks_needed() of tokens that are written out.
-  [[nodiscard]] std::size_t chunks_needed(std::initializer_list<Token> prompt,
-                                          const InsertOptions& options = {}) const {
-    return chunks_needed(std::span<const Token>(prompt), options);
   }
   /// Chunks that are free or evictable.
   [[nodiscard]] std::size_t chunks_available() const { return core().chunk_table.num_available(); }
@@ -206,15 +181,11 @@ class PrefixTree {
   /// Protects the written prefix of `tokens` from eviction while anything else can be evicted. The
   /// pin is empty if no token is written, or if more than the policy's max_pinned chunks would be
   /// pinned (by default 0).
-  [[nodiscard]] Pin pin(std::span<const Token> tokens, const InsertOptions& options = {}) {
+  [[nodiscard]] Pin pin(TokenSpan<Token> tokens, const InsertOptions& options = {}) {
     Tree& tree = enter();
     shared_->expect_handle();
     const std::int32_t index = tree.pin(tokens, options);
     return index == detail::none ? Pin() : Pin(shared_, index);
-  }
-  /// pin() of tokens that are written out.
-  [[nodiscard]] Pin pin(std::initializer_list<Token> tokens, const InsertOptions& options = {}) {
-    return pin(std::span<const Token>(tokens), options);
   }
   /// `sink` is called with each chunk index just before the allocator gets it back, for debugging:
   /// `[&](ChunkIndex s) { cache.poison(s); }`. It must neither throw nor call the tree. Without a

@@ -94,18 +94,12 @@ class Sequence {
       detail::fail_out_of_chunks(core(), chunks_needed(tokens.size()), size() + tokens.size());
   }
   /// append() of tokens that are written out: append({1, 2, 3}).
-  void append(std::initializer_list<token_type> tokens) {
-    append(std::span<const token_type>(tokens));
-  }
+  void append(std::initializer_list<token_type> tokens) { append(TokenSpan<token_type>(tokens)); }
   /// append() of one token.
   void append(const token_type& token) { append(std::span<const token_type>(&token, 1)); }
   /// append() that returns false and changes nothing where append() would throw OutOfChunks.
-  [[nodiscard]] bool try_append(std::span<const token_type> tokens) {
+  [[nodiscard]] bool try_append(TokenSpan<token_type> tokens) {
     return tree().append(handle_.index, tokens);
-  }
-  /// try_append() of tokens that are written out.
-  [[nodiscard]] bool try_append(std::initializer_list<token_type> tokens) {
-    return try_append(std::span<const token_type>(tokens));
   }
 
   /// Lets this sequence compute tokens that others have still to compute (num_pending()), except

@@ -4,8 +4,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "allocator.hpp"
 #include "detail/support/check.hpp"
@@ -26,6 +28,17 @@ concept TokenType = std::default_initializable<T> && detail::NothrowCopyable<T> 
                     detail::EqualToItself<T> && requires(const T& token) {
                       { std::hash<T>{}(token) } -> std::convertible_to<std::size_t>;
                     };
+
+/// Tokens that a call reads: any contiguous range of them, or a list, {1, 2, 3}.
+template <class Token>
+struct TokenSpan : std::span<const Token> {
+  using std::span<const Token>::span;
+  /// The same tokens.
+  TokenSpan(std::span<const Token> tokens) noexcept : std::span<const Token>(tokens) {}
+  /// Those of the list, for as long as the call takes.
+  TokenSpan(std::initializer_list<Token> tokens) noexcept
+      : std::span<const Token>(tokens.begin(), tokens.size()) {}
+};
 
 /// Who may share K/V: sequences share it only if all fields are equal. `tenant` is a trust boundary
 /// (a salt, a customer), `adapter` names the weights (a LoRA, a model). Both are compared exactly,
@@ -182,25 +195,15 @@ class AddResult {
 
   /// The rows of the sequence that was added.
   /// \throws InvalidArgument if none or many were added
-  [[nodiscard]] const ScheduledSequence& row() const& {
-    check_row();
-    return row_;
-  }
-  /// The rows of the sequence that was added, of a temporary result.
-  /// \throws InvalidArgument if none or many were added
-  [[nodiscard]] ScheduledSequence row() const&& {
-    check_row();
-    return row_;
-  }
-
- private:
-  void check_row() const {
+  [[nodiscard]] ScheduledSequence row() const {
     detail::check_argument(reason_ == Reason::none, "row()", "of a sequence that was not added",
                            "a result that is true; reason() says why this one is not");
     detail::check_argument(row_.num_rows > 0, "row()", "of many sequences",
                            "the result of adding one");
+    return row_;
   }
 
+ private:
   template <class>
   friend class Step;
   Reason reason_ = Reason::none;

@@ -126,7 +126,7 @@ class AdmissionQueue {
  private:
   struct Entry {
     Request request;
-    detail::PathMatch match;           // what the tree last had of it
+    detail::PathMatch match;       // what the tree last had of it
     std::uint32_t generation = 0;  // of the last node of that; 0: nothing is known
     std::size_t overtaken = 0;
   };

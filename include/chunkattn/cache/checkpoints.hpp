@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -107,7 +106,7 @@ class Checkpoints {
   }
   /// Of a prompt, the position of the last checkpoint that is not after what match_prefix() says
   /// is cached: where a model with recurrent layers would begin. 0: there is none.
-  [[nodiscard]] std::size_t find(std::span<const token_type> prompt,
+  [[nodiscard]] std::size_t find(TokenSpan<token_type> prompt,
                                  const InsertOptions& options = {}) const {
     check_tree();
     const auto& tree = *shared_->tree;
@@ -116,12 +115,6 @@ class Checkpoints {
     const std::int32_t i = nodes_.nearest(match.last, static_cast<std::int32_t>(cached));
     return i == detail::none ? 0 : detail::to_size(nodes_.table()[i].position);
   }
-  /// find() of tokens that are written out.
-  [[nodiscard]] std::size_t find(std::initializer_list<token_type> prompt,
-                                 const InsertOptions& options = {}) const {
-    return find(std::span<const token_type>(prompt), options);
-  }
-
   /// What there is. O(1).
   [[nodiscard]] Stats stats() const noexcept {
     return {nodes_.table().size(), nodes_.num_evicted()};

@@ -26,10 +26,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Tokens of a prompt whose K/V is written, and further ones that a live sequence is to write.
+/// How much of a prompt is cached. (Its last token is computed anyway: see InsertOptions.)
 struct MatchResult {
-  std::size_t cached = 0;
-  std::size_t pending = 0;
+  std::size_t cached = 0;   ///< tokens whose K/V is written
+  std::size_t pending = 0;  ///< further tokens whose K/V a live sequence has still to compute
 };
 
 /// Throws InvalidArgument for a prompt that cannot be inserted.
