@@ -241,7 +241,6 @@ EXPLAINED = [
     dict(header="*tenant_shares.hpp", original="size < least) size *= 2", becomes="size <= least", reason=CHOICE + " of sizes"),
     dict(header="*retained_lists.hpp", original="lists_[index - 1].key < key", becomes="lists_[index - 1].key <= key",
          reason=NEVER + ": the least key of a tenant is below those of all levels"),
-    dict(header="*detail/tree/retention.hpp", original="prefixes_.unit() > 1", becomes="prefixes_.unit() >= 1", reason=SAME),
 
     dict(header="*tiers/detail/codec.hpp", original="codec.v_dim > 0 ?", becomes="(0 + 1)",
          reason=NEVER + ": dimensions are multiples of 8"),
