@@ -239,9 +239,10 @@ TEST_CASE("with nothing shared there is one phase") {
 
 TEST_CASE("sharing that does not pay is not done") {
   Scheduler scheduler;
+  CostModel model;
   const auto shared = [&](int sequences, int length, int private_tokens, Geometry geometry) {
     const test::RandomPlan plan = test::make_two_level_plan(sequences, length, private_tokens);
-    scheduler.build(plan.view(), geometry, CostModel{}, plenty);
+    scheduler.build(plan.view(), geometry, model, plenty);
     return scheduler.summary().num_shared;
   };
   CHECK(shared(2, 8, 100, {32, 32, 128}) == 0);  // 8 tokens: partials cost more
@@ -251,6 +252,16 @@ TEST_CASE("sharing that does not pay is not done") {
   CHECK(shared(2, 48, 64, {2, 2, 128}) == 0);  // saves less than the wait for partials costs
   // Rows that all end in the shared run and fit one tile are one group already.
   CHECK(shared(16, 4096, 0, {8, 8, 128}) == 0);
+  // Two branches save one reading of 512 bytes per token; eight rows' partial results have 8,256.
+  model.task_ps = model.wait_ps = 0;
+  CHECK(shared(2, 16, 64, {4, 1, 128}) == 0);
+  CHECK(shared(2, 17, 64, {4, 1, 128}) == 1);
+  // Tiles of 64 rows read it once each, as two branches would.
+  CHECK(shared(2, 4096, 64, {64, 1, 128}) == 0);
+  CHECK(shared(3, 4096, 64, {43, 1, 128}) == 0);
+  CHECK(shared(3, 4096, 64, {42, 1, 128}) == 1);
+  model.wait_ps = std::int64_t{1} << 50;
+  CHECK(shared(32, 4096, 64, {32, 8, 128}) == 0);
 }
 
 TEST_CASE("rows that see nothing, where nothing costs anything, still have their tasks") {
@@ -338,12 +349,12 @@ TEST_CASE("cuts are as many as each limit leaves room for") {
     scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, few);
     CHECK(scheduler.num_chunk_first() == most);
     CHECK(scheduler.merges().size() == few.merges);
-    // One task merges all rows, where one for each leaves no room for pieces.
+    // Four tasks merge, of a row each.
     few = plenty;
-    few.tasks = static_cast<std::size_t>(most) + 1;
+    few.tasks = static_cast<std::size_t>(most) + 4;
     scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, few);
     CHECK(scheduler.num_chunk_first() == most);
-    CHECK(scheduler.num_sequence_first() == 1);
+    CHECK(scheduler.num_sequence_first() == 4);
   }
   CostModel model;
   model.min_split_tokens = 10000;
@@ -727,7 +738,7 @@ TEST_CASE("rows that only merge are spread over the blocks") {
   for (few.tasks = 1; few.tasks < most; ++few.tasks) {
     scheduler.build(plan.view(), gqa, CostModel{}, few);
     CHECK(scheduler.tasks().size() <= few.tasks);
-    CHECK(scheduler.tasks().size() + 2 * gqa.group() > few.tasks);
+    CHECK(scheduler.tasks().size() + 3 * gqa.group() > few.tasks);
   }
   // but not where few partial results leave nothing to share.
   few.tasks = plenty.tasks;

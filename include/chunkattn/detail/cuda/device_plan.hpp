@@ -26,7 +26,7 @@ struct alignas(16) Task {
   std::int32_t merge_begin;     ///< sequence-first: into PlanMemory::merges
   std::int32_t merge_count;
   std::int32_t flag;  ///< chunk-first: of KV head h, flag * num_kv_heads + h in PlanMemory::flags
-  std::int32_t unused[2];
+  std::int32_t tokens, unused;  // the host's: what it streams, for the order of tasks
 };
 static_assert(sizeof(Task) == 48);
 

@@ -57,6 +57,8 @@ class InvariantSchedule {
     merges.clear();
     blocks_.clear();
     first_block_.clear();
+    last_blocks_.clear();
+    for (int row = 0; row < plan.num_rows; ++row) last_blocks_.push_back(last_block(plan, row));
     num_partials = kv_tokens = 0;
     for (int s = 0; s < plan.num_segments; ++s) add_chunk_first(plan, s, hidden);
     num_chunk_first = static_cast<int>(tasks.size());
@@ -72,6 +74,13 @@ class InvariantSchedule {
       return a.merge_count != b.merge_count ? a.merge_count > b.merge_count : a.flag < b.flag;
     });
     check_capacity(capacity);
+  }
+
+  /// Whether each row of the plan that the lists were made for ends in the same block.
+  [[nodiscard]] bool keeps_blocks(const PlanView& plan) const noexcept {
+    for (std::size_t row = 0; row < last_blocks_.size(); ++row)
+      if (last_blocks_[row] != last_block(plan, static_cast<int>(row))) return false;
+    return true;
   }
 
  private:
@@ -167,6 +176,7 @@ class InvariantSchedule {
   int group_ = 1, num_kv_heads_ = 1;
   std::vector<Block> blocks_;              // by segment, then in path order
   std::vector<std::int32_t> first_block_;  // [segment] where its block number b stands: this + b
+  std::vector<std::int32_t> last_blocks_;  // by row
 };
 
 }  // namespace detail::cuda

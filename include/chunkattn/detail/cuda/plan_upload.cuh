@@ -188,12 +188,11 @@ class PlanUpload {
         detail::fail_argument("limits.max_windows", limits_.max_windows,
                               "more: captured graphs use a window each");
       build(i, plan, hidden);
-      schedules_[i].in_use = false;
+      schedules_[i].last_use = 0;
       schedules_[i].take();
       Changes changes;
       changes.list(i);
       upload(plan, changes, stream);
-      schedules_[i].in_use = true;
     }
     schedules_.use(i, capturing);
     return i;
@@ -302,15 +301,15 @@ class PlanUpload {
       std::fill_n(changes.array, static_cast<int>(PlanArray::lists), true);
       schedules_.drop_unused();
       for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_[i].in_use) changes.list(i);
+        if (schedules_[i].in_use()) changes.list(i);
       return changes;
     }
     for (int i = 0; i < schedules_.count(); ++i)
-      if (schedules_[i].in_use && !schedules_[i].keeps_blocks(plan)) changes.list(i);
+      if (schedules_[i].in_use() && !schedules_[i].list().keeps_blocks(plan)) changes.list(i);
     if (plan.pieces_version != pieces_version_) {
       changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
       for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_[i].in_use && schedules_[i].has_aged(plan)) changes.list(i);
+        if (schedules_[i].in_use() && schedules_[i].has_aged(plan)) changes.list(i);
     }
     // Copies that every layer is to make stand there once; an older list does no harm.
     if (plan.num_copies > 0 && !equal(copies_, plan.copies, plan.num_copies))
@@ -321,7 +320,7 @@ class PlanUpload {
       changes.advance = is_next_step(plan);
       changes.array[PlanArray::row_kv_len] = changes.array[PlanArray::writes] = !changes.advance;
       for (int i = 1; i < schedules_.count(); ++i)
-        if (schedules_[i].in_use && !schedules_[i].holds(plan)) changes.list(i);
+        if (schedules_[i].in_use() && !schedules_[i].holds(plan)) changes.list(i);
     }
     return changes;
   }

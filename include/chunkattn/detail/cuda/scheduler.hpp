@@ -1,7 +1,6 @@
-// From a plan to tasks: what is shared, how runs are split along KV, which tile, in what order. Of
-// some schedules it takes the one that takes least time by its own estimate; README.md has the rule
-// ("Sharing, splitting, tiles"). Plain integer arithmetic on the host: the same plan gives the same
-// tasks everywhere.
+// From a plan to tasks: what is shared, how runs are cut along KV, which tile, in what order.
+// README.md has the rule ("Sharing, splitting, tiles"). Plain integer arithmetic on the host: the
+// same plan gives the same tasks everywhere.
 #pragma once
 
 #include <algorithm>
@@ -46,18 +45,24 @@ class Scheduler {
     capacity_ = capacity;
     if (model.batch_invariant) return make_invariant_tasks(hidden);
     find_runs(hidden);
+    Cut best;
     // Where partial results do not fit, what saves least by them is not shared.
-    Choice best;
-    for (std::int64_t price = 1; best.ps == never && price <= 4096; price *= 8)
-      try_all(price, best);
-    try_all(0, best);
-    detail::check_argument(
+    for (std::int64_t price = 1; best.ps == never && price < never / 8; price *= 8)
+      for (int own_rows = usual_tile_rows; own_rows <= most_own_rows_; own_rows *= 2) {
+        const std::int64_t longest = share(price, own_rows);
+        // Pieces of one length, ever shorter, until they are a small part of the whole.
+        for (std::int64_t n = 1; n == 1 || (n <= model.num_blocks && longest / n > best.ps / 16);
+             n += 1 + n / 8)
+          for (const bool own : {false, true}) {
+            const std::int64_t ps = cut(longest / n + 1, own);
+            if (ps < best.ps) best = {price, own_rows, longest / n + 1, own, ps};
+          }
+      }
+    check_argument(
         best.ps < never, "plan (tasks)", num_tasks_,
         {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
-    share(best.price);
-    choose_tiles(best.own_rows);
-    cut(best);
-    (void)time();
+    (void)share(best.price, best.own_rows);
+    (void)cut(best.piece_ps, best.own);
     make_tasks();
   }
 
@@ -71,16 +76,20 @@ class Scheduler {
   [[nodiscard]] const ScheduleSummary& summary() const noexcept { return summary_; }
   /// Whether some tile has more rows than all kernels can take.
   [[nodiscard]] bool has_large_tiles() const noexcept { return has_large_tiles_; }
+  /// Whether Reduce::batch_invariant would cut the plan's rows where it did when this was built.
+  [[nodiscard]] bool keeps_blocks(const PlanView& plan) const noexcept {
+    return invariant_.keeps_blocks(plan);
+  }
 
  private:
   static constexpr std::int64_t never = std::int64_t{1} << 62;
 
-  struct Choice {
-    std::int64_t price = 0;     // of partial results against what sharing saves; 0: none is shared
+  struct Cut {
+    std::int64_t price = 0;     // of partial results against what sharing saves
+    int own_rows = 0;           // of tiles of own runs that merge nothing
     std::int64_t piece_ps = 0;  // the longest piece
     bool own = false;           // pieces of sequences' own runs, too
-    std::int32_t own_rows = usual_tile_rows;  // most of a tile of own runs that merge nothing
-    std::int64_t ps = never;                  // all takes
+    std::int64_t ps = never;    // all takes
   };
 
   // What the same rows see on the path of `segment`: all rows below, or those that end there (own).
@@ -92,296 +101,175 @@ class Scheduler {
     std::int32_t kv_len = 0;       // the most that a row sees
     KeyRange hidden{0, open_end};  // from all rows
     std::int32_t position = 0, tokens = 0;  // the first that is seen, how many are
-    std::int32_t mean_tokens = 0;           // that a tile sees: rows of a prefill see ever more
-    std::int32_t long_tiles = 0;            // that see nearly all
     std::int32_t above = -1;                // the nearest shared run of the path
     std::int32_t tile_rows = usual_tile_rows, tiles = 0;
-    std::int32_t pieces = 0;        // of chunk-first tasks; 0: streamed by those that merge
-    std::int32_t piece_tokens = 0;  // the last piece is open: it may grow before the next build
-    std::int32_t merges = 0;        // partial results from the path's begin to here
+    std::int64_t ps = 0, memory_ps = 0;  // a block alone takes for a tile; its K/V, beside others'
+    std::int32_t pieces = 0;             // of chunk-first tasks; 0: streamed by those that merge
+    std::int32_t piece_tokens = 0;       // the last piece is open: it may grow until the next build
+    std::int32_t merges = 0;             // partial results from the path's begin to here
     std::int32_t partial_base = 0, flag = 0;  // of the first piece
-    std::int32_t merge_begin = 0;
-    std::int64_t ps = 0, piece_ps = 0;  // a block alone takes for a tile; now, for a piece
-    std::int64_t mean_ps = 0;           // likewise, of all tiles
 
     [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
     [[nodiscard]] bool in_use() const noexcept { return own || shared; }
     [[nodiscard]] bool streams_last() const noexcept { return own && !shared && pieces == 0; }
-    [[nodiscard]] int tile_height() const noexcept {
-      return tile_rows_for(std::min(rows(), tile_rows));
-    }
     /// The path position of a token, counted without those that are hidden.
     [[nodiscard]] std::int32_t position_of(std::int32_t token) const noexcept {
       const bool beyond = hidden.begin >= position && position + token >= hidden.begin;
       return position + token + (beyond ? hidden.size() : 0);
     }
-    void add(std::int32_t len, KeyRange hides) noexcept {
-      kv_len = std::max(kv_len, len);
-      hidden = common(hidden, hides);
-    }
   };
 
-  // Of an own run, and how long it streams.
-  struct Tile {
-    std::int64_t ps;
-    int run, row;
-  };
-
-  // Tasks that begin in one go. K/V comes from memory once for all tiles, a block has one task at a
-  // time, and those of about the longest's length make waves.
+  // Chunk-first tasks, or the others. K/V comes from memory once for all tiles, a block has one
+  // task at a time, and long ones make waves.
   struct Phase {
-    std::int64_t items = 0, memory_ps = 0, block_ps = 0, longest_ps = 0, long_items = 0;
+    std::int64_t memory_ps = 0, block_ps = 0, longest_ps = 0, long_items = 0;
 
-    /// Of `part` of `whole` of them.
-    [[nodiscard]] std::int64_t ps(const CostModel& model, std::int64_t part = 1,
-                                  std::int64_t whole = 1) const noexcept {
-      const std::int64_t blocks = model.num_blocks;
-      const std::int64_t waves = (long_items * part / whole + blocks - 1) / blocks;
-      const std::int64_t even = (std::max(memory_ps, block_ps) + items * model.task_ps) / blocks;
-      return std::max(even * part / whole, waves * (longest_ps + model.task_ps));
+    [[nodiscard]] std::int64_t ps(std::int64_t blocks) const noexcept {
+      const std::int64_t waves = (long_items + blocks - 1) / blocks;
+      return std::max(std::max(memory_ps, block_ps) / blocks, waves * longest_ps);
     }
   };
 
   [[nodiscard]] static KeyRange common(KeyRange a, KeyRange b) noexcept {
     return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
   }
-  [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
   [[nodiscard]] Run& run_at(int i) noexcept { return runs_[to_size(i)]; }
 
   // One for each segment, then one for each that rows end on.
   void find_runs(const KeyRange* hidden) {
-    const int group = geometry_.group();
     runs_.clear();
+    most_own_rows_ = usual_tile_rows;
     for (int s = 0; s < plan_.num_segments; ++s)
-      runs_.push_back({s, plan_.segments[s].row_begin * group, plan_.segments[s].row_end * group});
-    for (int row = 0; row < plan_.num_rows; ++row) {
+      add_run(s, plan_.segments[s].row_begin, plan_.segments[s].row_end, hidden);
+    for (int row = 0, end = 0; row < plan_.num_rows; row = end) {
       const std::int32_t segment = plan_.row_segment[row];
-      if (row == 0 || segment != plan_.row_segment[row - 1]) {
-        detail::check_argument(run_at(segment).branches++ == 0, "plan.row_segment", row,
-                               "the rows of a segment side by side");
-        runs_.push_back({segment, row * group, row * group, true});
-      }
-      const KeyRange hides = hidden != nullptr ? hidden[row] : KeyRange{};
-      runs_.back().row_end += group;
-      runs_.back().add(plan_.row_kv_len[row], hides);
-      run_at(segment).add(plan_.row_kv_len[row], hides);
+      while (end < plan_.num_rows && plan_.row_segment[end] == segment) ++end;
+      check_argument(run_at(segment).branches++ == 0, "plan.row_segment", row,
+                     "the rows of a segment side by side");
+      add_run(segment, row, end, hidden);
+      runs_.back().own = true;
+      if (runs_.back().rows() > usual_tile_rows) most_own_rows_ = model_.most_tile_rows;
     }
-    for (int s = plan_.num_segments - 1; s >= 0; --s) {
-      const Run& run = run_at(s);
-      if (plan_.segments[s].parent < 0 || run.rows() == 0) continue;
-      Run& parent = run_at(plan_.segments[s].parent);
-      parent.add(run.kv_len, run.hidden);
-      ++parent.branches;
+    for (int s = 0; s < plan_.num_segments; ++s)
+      if (plan_.segments[s].parent >= 0 && run_at(s).rows() > 0)
+        ++run_at(plan_.segments[s].parent).branches;
+  }
+  void add_run(std::int32_t segment, int row, int end, const KeyRange* hidden) {
+    Run run{segment, row * geometry_.group(), end * geometry_.group()};
+    for (; row < end; ++row) {
+      run.kv_len = std::max(run.kv_len, plan_.row_kv_len[row]);
+      run.hidden = common(run.hidden, hidden != nullptr ? hidden[row] : KeyRange{});
     }
+    runs_.push_back(run);
   }
 
-  // Top-down: a run is streamed once for all rows below, or goes on into each branch.
-  void share(std::int64_t price) noexcept {
+  // Top-down: a run is streamed once for all rows below, where that saves more than its partial
+  // results cost, or goes on into each branch. Returns how long the longest is.
+  std::int64_t share(std::int64_t price, int own_rows) noexcept {
+    std::int64_t longest = 0;
     for (Run& run : runs_) {
       const Segment& segment = plan_.segments[run.segment];
       const int up = run.own ? run.segment : segment.parent;
       const bool fresh = up < 0 || run_at(up).shared;
-      run.above = up < 0 || fresh ? up : run_at(up).above;
+      run.above = fresh ? up : run_at(up).above;
       run.position = fresh ? segment.position : run_at(up).position;
       if (run.hidden.begin <= run.position) run.position = std::max(run.position, run.hidden.end);
       const KeyRange all{run.position, std::min(segment.position + segment.length, run.kv_len)};
       run.tokens = run.own && fresh ? 0 : all.size() - common(all, run.hidden).size();
-      run.shared = run.own ? fresh : price > 0 && saves(run, price);
+      choose_tiles(run, own_rows);
+      const std::int64_t saves = (run.branches - run.tiles) * run.memory_ps;
+      const std::int64_t costs = model_.partial_ps(run.rows(), geometry_.dims().v) +
+                                 run.tiles * model_.task_ps + model_.wait_ps;
+      run.shared = run.own ? fresh : saves / price > costs;
+      if (run.in_use()) longest = std::max(longest, run.ps);
     }
+    return longest;
   }
 
-  [[nodiscard]] bool saves(const Run& run, std::int64_t price) const noexcept {
-    if (to_size(run.rows()) * to_size(geometry_.num_kv_heads) > capacity_.partials) return false;
-    const int tile_rows = tile_rows_for(std::min(run.rows(), usual_tile_rows));
-    const std::int64_t once = model_.stream_ps(run.tokens, tile_rows, dims(), model_.ps_per_kib);
-    const std::int64_t apart = model_.stream_ps(run.tokens, 0, dims(), model_.ps_per_kib);
-    return run.branches * apart > num_tiles(run.rows()) * (once + model_.task_ps) +
-                                      price * model_.partial_ps(run.rows(), dims().v);
-  }
-
-  // Large tiles read K/V half as often, but there are half as many: only for a shared run of which
-  // every block has a task, in pieces of a length beside which a task's start does not count; and
-  // for own runs that merge nothing, where that takes less time.
-  void choose_tiles(std::int32_t own_rows) noexcept {
+  // Large tiles read K/V half as often, but there are half as many: shared runs are in such where
+  // every block has one, in pieces beside whose length a task's start does not count; own runs that
+  // merge nothing where all takes least so.
+  void choose_tiles(Run& run, int own_rows) const noexcept {
     constexpr int long_piece = 256;  // tokens
-    for (Run& run : runs_) {
-      const std::int64_t items = std::int64_t{num_tiles(run.rows(), model_.most_tile_rows)} *
-                                 ((run.tokens + long_piece - 1) / long_piece) *
-                                 geometry_.num_kv_heads;
-      const bool large = run.own ? run.above < 0 : items >= model_.num_blocks;
-      run.tile_rows = !large ? usual_tile_rows : run.own ? own_rows : model_.most_tile_rows;
-      run.tiles = num_tiles(run.rows(), run.tile_rows);
-      look_at_tiles(run);
-      run.ps = stream_ps(run, run.tokens, model_.alone_ps_per_kib);
-      run.mean_ps = stream_ps(run, run.mean_tokens, model_.alone_ps_per_kib);
-    }
+    const std::int64_t large = std::int64_t{num_tiles(run.rows(), model_.most_tile_rows)} *
+                               num_tiles(run.tokens, long_piece) * geometry_.num_kv_heads;
+    const int shared_rows = large >= model_.num_blocks ? model_.most_tile_rows : usual_tile_rows;
+    run.tile_rows = !run.own ? shared_rows : run.above < 0 ? own_rows : usual_tile_rows;
+    run.tiles = num_tiles(run.rows(), run.tile_rows);
+    // Products wait for shared memory, of which 128 rows read what 96 would as two others.
+    const int height = std::min(tile_rows_for(std::min(run.rows(), run.tile_rows)), 96);
+    run.ps = model_.stream_ps(run.tokens, height, geometry_.dims(), model_.alone_ps_per_kib);
+    run.memory_ps = model_.stream_ps(run.tokens, 0, geometry_.dims(), model_.ps_per_kib);
   }
 
-  void look_at_tiles(Run& run) const noexcept {
-    run.mean_tokens = run.tokens;
-    run.long_tiles = run.tiles;
-    if (!run.own || run.tiles == 1) return;
-    std::int64_t all = 0;
-    run.long_tiles = 0;
-    for (int row = run.row_begin; row < run.row_end; row += run.tile_rows) {
-      const std::int32_t tokens = seen_by(run, std::min(row + run.tile_rows, run.row_end));
-      all += tokens;
-      run.long_tiles += tokens > run.tokens / 4 * 3;
-    }
-    run.mean_tokens = static_cast<std::int32_t>(all / run.tiles);
-  }
-
-  // Of an own run: tokens of a tile whose packed rows end before `end`. The last one sees most.
-  [[nodiscard]] std::int32_t seen_by(const Run& run, int end) const noexcept {
-    const std::int32_t unseen = run.kv_len - plan_.row_kv_len[(end - 1) / geometry_.group()];
-    return std::clamp(run.tokens - unseen, 0, run.tokens);
-  }
-  // Products wait for shared memory, of which a large tile reads three quarters of what two others
-  // do. (Shared runs' times, by which these are cut, were found better without that.)
-  [[nodiscard]] std::int64_t stream_ps(const Run& run, std::int64_t tokens,
-                                       std::int64_t kib) const noexcept {
-    const int rows = run.tile_height();
-    const bool fast = run.own && rows > usual_tile_rows;
-    return model_.stream_ps(tokens, fast ? rows * 3 / 4 : rows, dims(), kib);
-  }
-
-  // Pieces of one length, ever shorter, until they are a small part of what each block has to do.
-  void try_all(std::int64_t price, Choice& best) noexcept {
-    share(price);
-    try_cuts({.price = price}, best);
-    const bool large = std::any_of(runs_.begin(), runs_.end(), [](const Run& run) {
-      return run.own && run.above < 0 && run.rows() > usual_tile_rows;
-    });
-    if (large && model_.most_tile_rows > usual_tile_rows)
-      try_cuts({.price = price, .own_rows = model_.most_tile_rows}, best);
-  }
-  void try_cuts(Choice now, Choice& best) noexcept {
-    choose_tiles(now.own_rows);
-    std::int64_t longest = 0, all = 0;
-    for (const Run& run : runs_) {
-      if (!run.in_use()) continue;
-      longest = std::max(longest, run.ps);
-      all += run.tiles * run.mean_ps;
-    }
-    const std::int64_t enough = all * geometry_.num_kv_heads / model_.num_blocks / 8;
-    for (std::int64_t n = 1; n == 1 || (n <= model_.num_blocks && longest / n > enough);
-         n += 1 + n / 8)
-      for (const bool own : {false, true}) {
-        now.piece_ps = longest / n + 1;
-        now.own = own;
-        cut(now);
-        now.ps = time();
-        if (own) now.ps += now.ps / 32;  // for partial results, whose bytes time() leaves out
-        if (now.ps < best.ps) best = now;
-      }
-  }
-
-  // Equal pieces of whole KV tiles.
-  void cut(const Choice& choice) noexcept {
-    const int tile = kv_tile_tokens(dims());
+  // Cuts runs into equal pieces of whole KV tiles; what they take then, about. never: no room.
+  std::int64_t cut(std::int64_t piece_ps, bool own) noexcept {
+    const std::int64_t heads = geometry_.num_kv_heads, blocks = model_.num_blocks;
+    const HeadDims dims = geometry_.dims();
+    // As few rows to a task that only merges as one round of blocks takes: threads share the rest.
+    merge_rows_ = static_cast<int>(std::clamp<std::int64_t>(
+        (std::int64_t{plan_.num_rows} * geometry_.num_qo_heads + blocks - 1) / blocks, 1,
+        merge_rows(dims.v)));
+    Phase first, last;  // chunk-first tasks, and the others
+    std::int64_t tasks = 0, partials = 0, merges = 0, end = 0;
     for (Run& run : runs_) {
       run.pieces = 0;
-      if (!run.in_use() || (run.own && (!choice.own || run.tokens == 0))) continue;
-      const auto wanted =
-          static_cast<std::int32_t>((run.ps + choice.piece_ps - 1) / choice.piece_ps);
-      const std::int32_t pieces =
-          std::max(std::min(wanted, run.tokens / model_.min_split_tokens), 1);
-      run.piece_tokens = ((run.tokens + pieces - 1) / pieces + tile - 1) / tile * tile;
-      run.pieces = pieces == 1 ? 1 : (run.tokens + run.piece_tokens - 1) / run.piece_tokens;
-    }
-  }
-
-  // What the runs as they are cut take, about; never: they do not fit.
-  [[nodiscard]] std::int64_t time() noexcept {
-    const std::int64_t heads = geometry_.num_kv_heads, blocks = model_.num_blocks;
-    Phase phases[2];  // of chunk-first tasks and of the others
-    std::int64_t tasks = 0, partials = 0, merges = 0, merging = 0;
-    for (Run& run : runs_) {
       if (!run.in_use()) continue;
+      if (!run.own || (own && run.tokens > 0)) {
+        const std::int64_t most = std::max(run.tokens / model_.min_split_tokens, 1);
+        const auto pieces =
+            static_cast<int>(std::clamp<std::int64_t>(run.ps / piece_ps + 1, 1, most));
+        const int tile = kv_tile_tokens(dims);
+        run.piece_tokens = num_tiles(num_tiles(run.tokens, pieces), tile) * tile;
+        run.pieces = pieces == 1 ? 1 : num_tiles(run.tokens, run.piece_tokens);
+      }
       run.merges = run.pieces + (run.above >= 0 ? run_at(run.above).merges : 0);
+      Phase& phase = run.pieces > 0 ? first : last;
+      const int pieces = std::max(run.pieces, 1);
+      const std::int64_t ps = run.ps / pieces + model_.task_ps;
+      if (run.tokens > 0) {
+        const std::int64_t items = std::int64_t{run.tiles} * pieces * heads;
+        phase.memory_ps += run.memory_ps * heads;
+        phase.block_ps += items * ps;
+        phase.longest_ps = std::max(phase.longest_ps, ps);
+        if (run.ps / pieces > piece_ps / 2) phase.long_items += items;
+      }
+      tasks += run.tiles * (run.streams_last() ? 1 : run.pieces);
       partials += std::int64_t{run.pieces} * run.rows() * heads;
-      if (run.own) merges += run.merges;
-      if (run.own && !run.streams_last()) merging += run.rows();
-      tasks += std::int64_t{run.tiles} * (run.streams_last() ? 1 : run.pieces);
-      if (run.tokens == 0) continue;
-      Phase& phase = phases[run.pieces > 0 ? 0 : 1];
-      phase.items += std::int64_t{run.tiles} * std::max(run.pieces, 1) * heads;
-      phase.memory_ps += model_.stream_ps(run.tokens, 0, dims(), model_.ps_per_kib) * heads;
-      phase.block_ps += run.tiles * run.mean_ps * heads;
+      if (!run.own || run.merges == 0) continue;
+      const int rows = std::min(run.rows(), last_rows(run));
+      const std::int64_t items = num_tiles(run.rows(), rows);
+      merges += run.merges;
+      end = std::max(end,
+                     model_.wait_ps + model_.merge_ps * merges_in_a_row(rows, dims.v, run.merges));
+      if (run.streams_last()) continue;
+      tasks += items;
+      last.block_ps += items * heads * model_.task_ps;
     }
-    // As few rows to a task that only merges as one round of blocks takes, so that threads share
-    // partial results.
-    const int most_rows = merge_rows(dims().v);
-    merge_rows_ = static_cast<int>(
-        std::clamp<std::int64_t>((merging * heads + blocks - 1) / blocks, 1, most_rows));
-    if (to_size(tasks + num_merge_tasks()) > capacity_.tasks) merge_rows_ = most_rows;
-    num_tasks_ = to_size(tasks + num_merge_tasks());
+    num_tasks_ = to_size(tasks);
     if (num_tasks_ > capacity_.tasks || to_size(merges) > capacity_.merges ||
         to_size(partials) > std::min<std::size_t>(capacity_.partials, 0x7fffffff))
       return never;
-    // Bytes come the slower the more blocks stream.
-    const std::int64_t streams = std::min(phases[0].items + phases[1].items, blocks);
-    const std::int64_t kib =
-        std::max(model_.alone_ps_per_kib, model_.ps_per_kib * streams / blocks);
-    std::int64_t end = 0;  // from the last flag on
-    for (Run& run : runs_) {
-      if (!run.in_use()) continue;
-      Phase& phase = phases[run.pieces > 0 ? 0 : 1];
-      run.piece_ps = stream_ps(run, run.tokens, kib) / std::max(run.pieces, 1);
-      phase.longest_ps = std::max(phase.longest_ps, run.piece_ps);
-      if (!run.own || run.merges == 0) continue;
-      const int rows = std::min(run.rows(), last_rows(run));
-      const std::int64_t ps = model_.merge_ps * merges_in_a_row(rows, dims().v, run.merges);
-      phases[1].block_ps += num_tiles(run.rows(), rows) * heads * ps;
-      if (!run.streams_last()) phases[1].items += num_tiles(run.rows(), rows) * heads;
-      end = std::max(end, model_.wait_ps + ps);
-    }
-    for (const Run& run : runs_) {
-      Phase& phase = phases[run.pieces > 0 ? 0 : 1];
-      if (run.in_use() && run.tokens > 0 && run.piece_ps > phase.longest_ps / 2)
-        phase.long_items += std::int64_t{run.long_tiles} * std::max(run.pieces, 1) * heads;
-    }
-    // What finds no block beside the first phase begins after it.
-    const std::int64_t second = std::max<std::int64_t>(phases[1].items, 1);
-    const std::int64_t later =
-        std::clamp<std::int64_t>(phases[0].items + second - blocks, 0, second);
-    const std::int64_t all =
-        std::max({phases[0].ps(model_) + phases[1].ps(model_, later, second), phases[1].ps(model_),
-                  (phases[0].memory_ps + phases[1].memory_ps) / blocks});
-    return all + end;
-  }
-
-  // Of the runs whose rows only merge.
-  [[nodiscard]] std::int64_t num_merge_tasks() const noexcept {
-    std::int64_t tasks = 0;
-    for (const Run& run : runs_)
-      if (run.own && !run.streams_last()) tasks += num_tiles(run.rows(), merge_rows_);
-    return tasks;
+    return first.ps(blocks) + last.ps(blocks) + end;
   }
 
   // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
   void make_tasks() {
     tasks_.clear();
     merges_.clear();
-    order_.clear();
     num_partials_ = 0;
+    num_chunk_first_ = 0;
     summary_ = {};
     has_large_tiles_ = false;
-    for (int i = 0; i < static_cast<int>(runs_.size()); ++i)
-      if (run_at(i).in_use()) order_.push_back(i);
-    std::sort(order_.begin(), order_.end(), [&](int a, int b) {
-      const std::int64_t x = run_at(a).piece_ps, y = run_at(b).piece_ps;
-      return x != y ? x > y : a < b;
-    });
-    for (const int i : order_) add_chunk_first(run_at(i));
-    num_chunk_first_ = static_cast<int>(tasks_.size());
-    tiles_.clear();
-    for (const int i : order_)
-      if (run_at(i).own) add_merges(i);
-    std::sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) {
-      return a.ps != b.ps ? a.ps > b.ps : a.row < b.row;
-    });
-    for (const Tile& tile : tiles_) add_sequence_first(tile);
+    const auto before = [](const Task& a, const Task& b) {
+      return a.tokens != b.tokens ? a.tokens > b.tokens : a.flag < b.flag;
+    };
+    for (Run& run : runs_)
+      if (run.in_use()) add_chunk_first(run);
+    std::sort(tasks_.begin(), tasks_.end(), before);
+    for (const Run& run : runs_)
+      if (run.own) add_sequence_first(run);
+    std::sort(tasks_.begin() + num_chunk_first_, tasks_.end(), before);
     add_up_bytes();
   }
 
@@ -397,68 +285,63 @@ class Scheduler {
   }
 
   void add_up_bytes() noexcept {
-    summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
+    const HeadDims dims = geometry_.dims();
+    summary_.partial_bytes = num_partials_ * 2 * (dims.v + 1) * 4;
     summary_.kv_bytes =
-        summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * dims().stored;
+        summary_.kv_tokens * geometry_.num_kv_heads * (dims.k + dims.v) * dims.stored;
   }
 
   void add_chunk_first(Run& run) {
     // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
     run.partial_base =
         static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_kv_heads;
-    run.flag = static_cast<std::int32_t>(tasks_.size());
-    summary_.kv_tokens += std::int64_t{run.tiles} * run.tokens;
+    run.flag = num_chunk_first_;
     summary_.num_shared += run.own ? 0 : 1;
     summary_.num_split += std::max(run.pieces - 1, 0);
     for (int i = 0; i < run.pieces; ++i) {
+      const bool is_last = i == run.pieces - 1;
       Task task{};
       task.segment = run.segment;
       task.position_begin = run.position_of(i * run.piece_tokens);
-      task.position_end =
-          i == run.pieces - 1 ? open_end : run.position_of((i + 1) * run.piece_tokens);
+      task.position_end = is_last ? open_end : run.position_of((i + 1) * run.piece_tokens);
       task.partial_base = partial_base(run, i);
+      task.tokens = is_last ? run.tokens - i * run.piece_tokens : run.piece_tokens;
       for (int row = run.row_begin; row < run.row_end; row += run.tile_rows) {
-        task.flag = static_cast<std::int32_t>(tasks_.size());
+        task.flag = num_chunk_first_++;
         add_tile(run, task, row, run.tile_rows);
       }
       num_partials_ += std::int64_t{run.rows()} * geometry_.num_kv_heads;
     }
   }
 
-  // What an own run merges, from the begin of its path to the end; and its tiles.
-  void add_merges(int i) {
-    Run& run = run_at(i);
-    run.merge_begin = static_cast<std::int32_t>(merges_.size());
-    merges_.resize(merges_.size() + to_size(run.merges));
-    auto merge = merges_.end();
-    for (const Run* r = &run; r != nullptr; r = r->above >= 0 ? &run_at(r->above) : nullptr)
-      for (int piece = r->pieces - 1; piece >= 0; --piece)
-        *--merge = {partial_base(*r, piece), r->flag + piece * r->tiles, r->row_begin,
-                    std::countr_zero(static_cast<unsigned>(r->tile_rows))};
-    const int most = last_rows(run);
-    for (int row = run.row_begin; row < run.row_end; row += most) {
-      const std::int32_t tokens = seen_by(run, std::min(row + most, run.row_end));
-      tiles_.push_back(
-          {run.streams_last() ? stream_ps(run, tokens, model_.ps_per_kib) : run.piece_ps, i, row});
-    }
-  }
-
-  void add_sequence_first(const Tile& tile) {
-    const Run& run = run_at(tile.run);
+  // Tasks that write, after they have merged all from the path's begin to the end.
+  void add_sequence_first(const Run& run) {
     Task task{};
     task.segment = run.streams_last() ? run.segment : -1;
     task.position_begin = run.position;
     task.position_end = open_end;
-    task.merge_begin = run.merge_begin;
+    task.merge_begin = static_cast<std::int32_t>(merges_.size());
     task.merge_count = run.merges;
-    add_tile(run, task, tile.row, last_rows(run));
+    for (const Run* r = &run; r != nullptr; r = r->above >= 0 ? &run_at(r->above) : nullptr)
+      for (int piece = r->pieces; piece-- > 0;)
+        merges_.push_back({partial_base(*r, piece), r->flag + piece * r->tiles, r->row_begin,
+                           std::countr_zero(static_cast<unsigned>(r->tile_rows))});
+    std::reverse(merges_.begin() + task.merge_begin, merges_.end());
+    const int most = last_rows(run);
+    for (int row = run.row_begin; row < run.row_end; row += most) {
+      // Of a prefill the last rows see most.
+      const int end = std::min(row + most, run.row_end);
+      const int unseen = run.kv_len - plan_.row_kv_len[(end - 1) / geometry_.group()];
+      task.tokens = run.streams_last() ? std::max(run.tokens - unseen, 0) : 0;
+      task.flag = row;
+      add_tile(run, task, row, most);
+    }
   }
 
   // Rows of tiles of those tasks of an own run that write.
   [[nodiscard]] int last_rows(const Run& run) const noexcept {
     return run.streams_last() ? run.tile_rows : merge_rows_;
   }
-  // Of a piece.
   [[nodiscard]] std::int32_t partial_base(const Run& run, int piece) const noexcept {
     return run.partial_base + piece * run.rows() * geometry_.num_kv_heads;
   }
@@ -469,6 +352,7 @@ class Scheduler {
     task.row_count = std::min(run.row_end - row, most);
     task.tile_rows = tile_rows_for(task.row_count);
     has_large_tiles_ = has_large_tiles_ || task.tile_rows > usual_tile_rows;
+    summary_.kv_tokens += task.tokens;
     tasks_.push_back(task);
   }
 
@@ -478,9 +362,8 @@ class Scheduler {
   ScheduleCapacity capacity_;
   InvariantSchedule invariant_;
   std::vector<Run> runs_;
-  std::vector<int> order_;  // of runs
-  std::vector<Tile> tiles_;
-  int merge_rows_ = 1;  // packed rows at most of a task that only merges
+  int most_own_rows_ = usual_tile_rows;  // of tiles: a prefill has more than usual
+  int merge_rows_ = 1;                   // packed rows at most of a task that only merges
   std::size_t num_tasks_ = 0;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;
