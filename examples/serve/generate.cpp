@@ -269,6 +269,9 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.choice("--parallel", {"none", "tensor"},
                  "tensor: heads and weights split over the processes of mpirun", a.parallel);
   help = !options.parse(argc, argv);
+  // Partial results of all rows' contexts: more memory than such steps have on a GPU here.
+  if (a.device == "cuda" && a.model.mode == "batch_invariant")
+    throw examples::UsageError("--device = cuda: expected cpu beside --mode batch_invariant");
   if (a.device == "cuda" && !examples::built_with_cuda)
     throw examples::UsageError(examples::no_cuda_message);
   if (a.device == "cuda" && a.parallel != "none")

@@ -3,6 +3,7 @@
 #include <thrust/copy.h>
 #include <thrust/device_vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "chunkattn/cuda.cuh"
 #include "chunkattn/debug/reference.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "support/level_plan.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 
@@ -51,6 +53,7 @@ struct Case {
   int group = 1;
   float k_deviation = 1.0f;
   bool eager = false;  // share and split wherever it is possible
+  CudaOptions::Reduce reduce = CudaOptions::Reduce::deterministic;
 };
 
 template <class T, int HeadDim, class V = chunkattn::NoVariant, int ValueDim = HeadDim>
@@ -77,6 +80,7 @@ void check(test::Random& random, const Case& c, const V& variant = {},
   limits.max_pieces = static_cast<int>(plan.pieces.size());
   limits.max_partial_rows = 64 * plan.num_rows();
   CudaOptions options;
+  options.reduce = c.reduce;
   if (c.eager) {
     options.tuning.task_ps = options.tuning.merge_ps = options.tuning.wait_ps = 0;
     options.tuning.min_split_tokens = 64;
@@ -143,6 +147,65 @@ TEST_CASE_TEMPLATE("kernels agree with the oracle", T, Half, bfloat16) {
     check<T, 96>(random, random_case(random));
     check<T, 128>(random, random_case(random));
     check<T, 256>(random, random_case(random));
+  }
+}
+
+TEST_CASE_TEMPLATE("batch-invariant results agree with the oracle", T, Half, bfloat16) {
+  test::Random random(std::is_same_v<T, Half> ? 107 : 108);
+  for (int i = 0; i < test::scaled(20); ++i) {
+    Case c = random_case(random);
+    c.reduce = CudaOptions::Reduce::batch_invariant;
+    check<T, 64>(random, c);
+    check<T, 128>(random, c);
+  }
+}
+
+TEST_CASE("a batch-invariant row has the same bits alone as behind a shared prefix") {
+  constexpr int head_dim = 128, kv_heads = 2, qo_heads = 8, sequences = 6;
+  test::Random random(109);
+  const test::RandomPlan together = test::make_two_level_plan(sequences, 700, 150);
+  test::KvStorage<Half> storage(together.num_chunks, kv_heads, together.chunk_size, head_dim);
+  test::fill_kv(random, together, storage.view, 1.0f);
+  thrust::device_vector<Half> k(storage.k.begin(), storage.k.end());
+  thrust::device_vector<Half> v(storage.v.begin(), storage.v.end());
+  constexpr std::size_t row = std::size_t{qo_heads} * head_dim;
+  std::vector<Half> queries(sequences * row);
+  random.fill(std::span<Half>(queries));
+  CudaOptions::Limits limits;
+  limits.max_rows = sequences;
+  limits.num_qo_heads = qo_heads;
+  limits.num_kv_heads = kv_heads;
+  ChunkAttention<Cuda, head_dim> attention(
+      limits, CudaOptions{.reduce = CudaOptions::Reduce::batch_invariant});
+  const auto layer = chunkattn::make_kv_view(
+      thrust::raw_pointer_cast(k.data()), thrust::raw_pointer_cast(v.data()),
+      {together.num_chunks, kv_heads, together.chunk_size, head_dim});
+  const auto run = [&](const test::RandomPlan& plan, std::size_t first_row) {
+    const auto begin = queries.begin() + static_cast<std::ptrdiff_t>(first_row * row);
+    thrust::device_vector<Half> q(begin,
+                                  begin + static_cast<std::ptrdiff_t>(plan.num_rows() * row));
+    thrust::device_vector<Half> out(q.size());
+    attention.run(layer, plan.view(), span_of(q), span_of(out));
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+    return to_host(out);
+  };
+  const std::vector<Half> all = run(together, 0);
+  for (std::size_t s = 0; s < sequences; ++s) {
+    test::RandomPlan alone = together;
+    alone.segments = {together.segments[0], together.segments[1 + s]};
+    for (auto& segment : alone.segments) {
+      segment.row_begin = 0;
+      segment.row_end = segment.num_sequences = 1;
+    }
+    alone.row_segment = {1};
+    alone.row_token = {0};
+    alone.row_kv_len = {850};
+    alone.writes.resize(1);
+    ++alone.segments_version;
+    const bool same_bits =
+        std::equal(all.begin() + static_cast<std::ptrdiff_t>(s * row),
+                   all.begin() + static_cast<std::ptrdiff_t>((s + 1) * row), run(alone, s).begin());
+    CHECK(same_bits);
   }
 }
 

@@ -55,6 +55,8 @@ TEST_CASE("there is help, and what is not known is refused") {
   expect_failure(2, "generate --kv fp8", "--kv = fp8: expected auto|fp32|fp16|bf16");
   expect_failure(2, "generate --check --prompt x", "--check: expected a text");
   expect_failure(2, "generate --products onednn --mode batch_invariant", "--products = onednn");
+  expect_failure(2, "generate --model x --prompt x --device cuda --mode batch_invariant",
+                 "--device = cuda: expected cpu beside --mode batch_invariant");
   expect_failure(2, "tokenize --model x", "expected both --model FILE and --texts FILE.json");
 }
 
