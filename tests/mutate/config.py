@@ -147,7 +147,7 @@ EXCLUDED = [
     dict(headers=["*/prefetch.hpp"], reason=AHEAD),
     dict(headers=CPU, changes=r"(ahead|lines)\.(start|settle|advance|grant_\w+)\(.*|ahead = lines;|\w*burst|ahead",
          reason=AHEAD),
-    dict(headers=CPU, text=r"max_burst|^burst\(|^const (auto|int) \w*burst = |Rows::packed && near|tokens\(true\)",
+    dict(headers=CPU, text=r"max_burst|^burst\(|^const (auto|int) \w*burst = |Rows::packed && cold",
          reason=AHEAD),
     dict(headers=CPU, functions=["burst_of"], reason=AHEAD),
     dict(headers=CPU, functions=["block_logits"], text=r"^half, ", reason=AHEAD),

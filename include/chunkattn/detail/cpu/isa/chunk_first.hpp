@@ -3,7 +3,8 @@
 //
 // Sᵀ = K·Qᵀ, tokens by lines: K is left row-major and broadcast, Q was transposed once per task,
 // and maximum and sum of each line run down the tokens without a horizontal step. Then O += P·V
-// with lines broadcast against V's rows. 16-bit K and V are widened once per block into scratch.
+// with lines broadcast against V's rows. Some columns of V at a time, and K of 16 and 8 bits, are
+// copied to scratch as floats.
 #ifndef CHUNKATTN_ISA_CHUNK_FIRST
 #define CHUNKATTN_ISA_CHUNK_FIRST
 
@@ -76,12 +77,12 @@ template <int Stride = tile_lines, class T, class Rules = NoRules>
 }
 
 /// out[line] = rescale[line] * out[line] + sum over tokens of p[token][line] * V[token], for
-/// `Lines` lines and `Vectors` vectors of each. `cold`: these columns of V are not in L1 yet.
-/// Prefetches some lines of `ahead` at each step.
-template <int ValueDim, int Lines, int Vectors, class Rows>
-[[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
-                                   const float* rescale, float* out, bool cold,
-                                   PrefetchCursor& ahead, int burst) noexcept {
+/// `Lines` lines and `Vectors` vectors of each. Prefetches some lines of `ahead` at each step.
+/// \param v    these vectors of V's rows, one after another
+/// \param out  these vectors of the first line
+template <int ValueDim, int Lines, int Vectors>
+[[gnu::noinline]] void tile_values(const float* p, const float* v, int count, const float* rescale,
+                                   float* out, PrefetchCursor& ahead, int burst) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   simd::Float<width> sums[to_size(Lines)][to_size(Vectors)];
   CHUNKATTN_UNROLLED
@@ -91,7 +92,7 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
   }
   const auto token = [&](std::ptrdiff_t t) CHUNKATTN_LAMBDA {
     simd::Float<width> value[to_size(Vectors)];
-    const float* row = v[t] + (Rows::packed ? 0 : begin);
+    const float* row = v + t * (Vectors * width);
     // By a pointer that moves: row + i * width takes g++ a second register.
     CHUNKATTN_UNROLLED
     for (int i = 0; i < Vectors; ++i, row += width) value[i] = simd::load_once<width>(row);
@@ -104,29 +105,19 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
   };
   PrefetchCursor cursor = ahead;
   std::ptrdiff_t t = 0;
-  const auto tokens = [&](bool prefetch_value) CHUNKATTN_LAMBDA {
+  for (; t + value_step <= count; t += value_step) {
     cursor.advance(burst);
     CHUNKATTN_UNROLLED
-    for (int u = 0; u < value_step; ++u) {
-      if (prefetch_value)
-        for (int at = 0; at < Vectors * width; at += 16)
-          prefetch_near(v[t + value_step + u] + begin + at);
-      token(t + u);
-    }
-    t += value_step;
-  };
-  if (!Rows::packed && cold)
-    while (t + 2 * value_step <= count) tokens(true);
-  while (t + value_step <= count) tokens(false);
+    for (int u = 0; u < value_step; ++u) token(t + u);
+  }
   for (; t < count; ++t) token(t);
   ahead = cursor;
-  float* const to = out + begin;
   CHUNKATTN_UNROLLED
   for (int l = 0; l < Lines; ++l) {
     const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
     CHUNKATTN_UNROLLED
     for (int i = 0; i < Vectors; ++i)
-      add_block_sum<width>(sums[l][i], factor, to + l * ValueDim + i * width);
+      add_block_sum<width>(sums[l][i], factor, out + l * ValueDim + i * width);
   }
 }
 
@@ -213,56 +204,52 @@ CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines, St
 
 /// Columns [begin, begin + Vectors * width) of the outputs of `Lines` lines from `line` on. Tokens
 /// that only some of them see are added line by line.
-template <int Lines, int Vectors, class T, class Rows, class State>
-CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& lines, int line, Rows v,
-                                   int begin, State& state, PrefetchCursor& ahead,
+template <int Lines, int Vectors, class T, class State>
+CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& lines, int line,
+                                   const float* v, int begin, State& state, PrefetchCursor& ahead,
                                    int burst) noexcept {
   constexpr int dim = State::value_dim;
   constexpr int num_columns = Vectors * simd::width_for<dim>;
   const float* const p =
       state.p + line / tile_lines * block_tokens * tile_lines + line % tile_lines;
   const float* const rescale = state.rescale + line;
-  float* const out = state.out + (lines.begin + line) * dim;
+  float* const out = state.out + (lines.begin + line) * dim + begin;
   if (lines.same_view)
-    return tile_values<dim, Lines, Vectors>(p, v, lines.seen, begin, rescale, out, line == 0, ahead,
-                                            burst);
+    return tile_values<dim, Lines, Vectors>(p, v, lines.seen, rescale, out, ahead, burst);
   int common = lines.seen;  // tokens that all of these lines see
   for (int l = 0; l < Lines; ++l)
     common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
   alignas(64) float sums[to_size(Lines * dim)] = {};
-  tile_values<dim, Lines, Vectors>(p, v, common, begin, rescale, sums, line == 0, ahead, burst);
+  tile_values<dim, Lines, Vectors>(p, v, common, rescale, sums, ahead, burst);
   for (int l = 0; l < Lines; ++l) {
-    float* const sum = sums + l * dim + begin;
+    float* const sum = sums + l * dim;
     for (int t = common; t < visible_tokens(block, state, lines.begin + line + l); ++t)
-      add_value<num_columns>(p[t * tile_lines + l], v[t] + (Rows::packed ? 0 : begin), sum);
-    add_block_sums<num_columns>(sum, rescale[l], out + l * dim + begin);
+      add_value<num_columns>(p[t * tile_lines + l], v + t * num_columns, sum);
+    add_block_sums<num_columns>(sum, rescale[l], out + l * dim);
   }
 }
 
 /// Vectors and lines of the output tile that is held in registers.
 inline constexpr int wide_columns = 2;
-inline constexpr int line_group = simd::num_accumulators / wide_columns;
+inline constexpr int line_group = simd::tile_accumulators / wide_columns;
 
 /// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
 template <int Vectors, class T, class State>
 CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lines, int begin,
                                     State& state, PrefetchCursor& ahead, int burst) noexcept {
   constexpr int dim = State::value_dim;
-  const auto v = [&] {
-    if constexpr (std::is_same_v<T, float>)
-      return ScatteredRows{block.v};
-    else
-      return widened<dim, Vectors * simd::width_for<dim>>(block.v, lines.seen, begin,
-                                                          state.scratch);
-  }();
+  // Of fp32, too: columns of rows that are a power of two apart share few sets of L1.
+  const float* const v =
+      widened<dim, Vectors * simd::width_for<dim>>(block.v, lines.seen, begin, state.scratch)
+          .scratch;
   int line = 0;
   const auto group = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
     group_values<Lines, Vectors>(block, lines, line, v, begin, state, ahead, burst);
     line += Lines;
   };
   while (line < lines.count) {
-    const int left = lines.count - line;
-    if (left >= line_group)
+    const int left = std::min(lines.count - line, tile_lines - line % tile_lines);
+    if (left >= line_group && (line_group != 6 || left != 8))  // 8 are 4 and 4, not 6 and 2
       group(std::integral_constant<int, line_group>{});
     else if (line_group > 4 && left >= 4)
       group(std::integral_constant<int, 4>{});

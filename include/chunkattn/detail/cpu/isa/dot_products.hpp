@@ -77,7 +77,7 @@ constexpr int dot_steps(int count) noexcept {
   const int keys = count > simd::native_width
                        ? block_tokens / group * (words / Unit::template key_step<2>)
                        : block_tokens / (2 * group) * (words / Unit::template key_step<1>);
-  const int values = (count + line_group - 1) / line_group * ColumnSlices<Unit::value_dim>::count *
+  const int values = (count + group - 1) / group * ColumnSlices<Unit::value_dim>::count *
                      (block_tokens / Unit::depth / dot_value_step);
   return Unit::passes * (keys + values);
 }

@@ -56,15 +56,19 @@ struct Lanes<16> {
 };
 inline constexpr int native_width = 16;
 inline constexpr int num_accumulators = 16;  // of 32 registers
+inline constexpr int tile_accumulators = 16;
 #elif defined(CHUNKATTN_PASS_AVX2)
 inline constexpr int native_width = 8;
-inline constexpr int num_accumulators = 8;  // of 16 registers
+inline constexpr int num_accumulators = 8;    // of 16 registers
+inline constexpr int tile_accumulators = 12;  // eight chains of additions just keep both units busy
 #elif defined(CHUNKATTN_PASS_NEON)
 inline constexpr int native_width = 4;
 inline constexpr int num_accumulators = 16;  // of 32 registers
+inline constexpr int tile_accumulators = 16;
 #else
 inline constexpr int native_width = 4;
 inline constexpr int num_accumulators = 8;
+inline constexpr int tile_accumulators = 8;
 #endif
 
 template <int W>

@@ -13,11 +13,13 @@
 
 CHUNKATTN_PASS_BEGIN(VECTORS)
 
-/// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
-inline constexpr int logit_tokens = 32;
 /// Tokens and dims of the innermost loops over Q.
-inline constexpr int logit_group = simd::num_accumulators / 2;
+inline constexpr int logit_group = simd::tile_accumulators / 2;
 inline constexpr int logit_step = 8;
+/// Tokens at the end, rounded up: no more than the block has room for.
+inline constexpr int last_group = block_tokens % logit_group == 0 ? logit_group : 4;
+/// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
+inline constexpr int logit_tokens = 32 / logit_group * logit_group;
 
 /// fp32 rows of K or V: read where they lie.
 struct ScatteredRows {
@@ -51,33 +53,33 @@ CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float*
 }
 
 /// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
-/// [0, count) rounded up to whole groups. `cold`: the rows of K are not in L1 yet. Prefetches some
-/// lines of `ahead` at each step.
+/// [0, count), the last ones rounded up to last_group. `cold`: the rows of K are not in L1 yet.
+/// Prefetches some lines of `ahead` at each step.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits(Rows k, int count, const float* q_transposed,
                                    std::ptrdiff_t stride, bool cold, PrefetchCursor& ahead,
                                    int burst, float* logits) noexcept {
   constexpr int width = simd::native_width;
-  constexpr int group = logit_group;
   constexpr int parities = Vectors == 1 ? 2 : 1;  // enough chains of additions in flight
   constexpr int step = logit_step;
   PrefetchCursor cursor = ahead;
-  for (int t = 0; t < count; t += group) {
-    simd::Float<width> sums[group][2];
+  int t = 0;
+  const auto tokens = [&]<int Group>(std::integral_constant<int, Group>) CHUNKATTN_LAMBDA {
+    simd::Float<width> sums[Group][2];
     CHUNKATTN_UNROLLED
-    for (int j = 0; j < group; ++j) {
+    for (int j = 0; j < Group; ++j) {
       sums[j][0] = simd::zero<width>();
       sums[j][1] = simd::zero<width>();
     }
-    const float* rows[group];
+    const float* rows[Group];
     CHUNKATTN_UNROLLED
-    for (int j = 0; j < group; ++j) rows[j] = k[t + j];
+    for (int j = 0; j < Group; ++j) rows[j] = k[t + j];
     const float* column = q_transposed;
     for (int outer = 0; outer < HeadDim; outer += step) {
       cursor.advance(burst);
       if (!Rows::packed && cold && outer % 16 == 0) {
         CHUNKATTN_UNROLLED
-        for (int j = 0; j < group; ++j) prefetch_near(k[t + group + j] + outer);
+        for (int j = 0; j < Group; ++j) prefetch_near(k[t + Group + j] + outer);
       }
       for (int i = outer; i < outer + step; i += parities) {
         CHUNKATTN_UNROLLED
@@ -87,7 +89,7 @@ template <int HeadDim, int Vectors, class Rows>
           for (int v = 0; v < Vectors; ++v) query[v] = simd::load_once<width>(column + v * width);
           column += stride;
           CHUNKATTN_UNROLLED
-          for (int j = 0; j < group; ++j) {
+          for (int j = 0; j < Group; ++j) {
             const simd::Float<width> key = simd::broadcast<width>(rows[j][i + parity]);
             CHUNKATTN_UNROLLED
             for (int v = 0; v < Vectors; ++v)
@@ -97,7 +99,7 @@ template <int HeadDim, int Vectors, class Rows>
       }
     }
     CHUNKATTN_UNROLLED
-    for (int j = 0; j < group; ++j) {
+    for (int j = 0; j < Group; ++j) {
       float* const to = logits + (t + j) * tile_lines;
       if constexpr (Vectors == 1) {
         simd::store(to, sums[j][0] + sums[j][1]);
@@ -106,7 +108,11 @@ template <int HeadDim, int Vectors, class Rows>
         for (int v = 0; v < Vectors; ++v) simd::store(to + v * width, sums[j][v]);
       }
     }
-  }
+    t += Group;
+  };
+  if constexpr (last_group != logit_group)
+    while (count - t >= logit_group) tokens(std::integral_constant<int, logit_group>{});
+  while (t < count) tokens(std::integral_constant<int, last_group>{});
   ahead = cursor;
 }
 
