@@ -65,13 +65,13 @@ template <int HeadDim, int Vectors, class Rows>
   PrefetchCursor cursor = ahead;
   int t = 0;
   const auto tokens = [&]<int Group>(std::integral_constant<int, Group>) CHUNKATTN_LAMBDA {
-    simd::Float<width> sums[Group][2];
+    simd::Float<width> sums[to_size(Group)][2];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < Group; ++j) {
       sums[j][0] = simd::zero<width>();
       sums[j][1] = simd::zero<width>();
     }
-    const float* rows[Group];
+    const float* rows[to_size(Group)];
     CHUNKATTN_UNROLLED
     for (int j = 0; j < Group; ++j) rows[j] = k[t + j];
     const float* column = q_transposed;
