@@ -45,6 +45,8 @@ simt::StepResult<T> check(test::Random& random, const Case& c) {
       random, static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group * Dims.k));
   chunkattn::detail::cuda::CostModel model = simt::eager_model();
   if (c.never_share) model.wait_ps = std::int64_t{1} << 50;
+  // Of few blocks each has more than one task: then tasks that merge stream K/V before.
+  if (random.chance(0.5)) model.num_blocks = 8;
   shuffle_turns(random);
   simt::StepResult<T> got = simt::attention_step<T, Dims>(
       storage.view, plan.view(), std::span<const T>(q), model, c.num_stages);
@@ -320,6 +322,7 @@ TEST_CASE("a task waits for partial results that another block is late with") {
   const auto q = random_queries<half>(random, 4 * 64);
   chunkattn::detail::cuda::CostModel model = simt::eager_model();
   model.min_split_tokens = 400;
+  model.num_blocks = 1;  // sequences stream and then merge
   std::vector<half> first;
   for (const int resident : {1, 2, 3}) {
     simt::current_schedule() = {simt::Order::forward, simt::Copies::at_wait, 1, resident};
@@ -571,19 +574,24 @@ TEST_CASE("a NaN in the first row of q stays in that row") {
 namespace {
 
 // A prefix in `pieces` partial results, merged by tasks of one row or of a few: `group` of each of
-// two sequences with tokens of their own, or of both where there are none.
+// three sequences, which stream tokens of their own before, or of all where there are none.
 template <class T, HeadDims Dims>
 void check_shared_merges(test::Random& random, int group, int pieces, int own) {
   CAPTURE(Dims.v);
   CAPTURE(group);
   CAPTURE(pieces);
   CAPTURE(own);
-  const test::RandomPlan plan = test::make_two_level_plan(2, 64 * pieces, own);
+  const test::RandomPlan plan = test::make_two_level_plan(3, 64 * pieces, own);
   test::AttentionCase<T, T> problem(random, plan, Dims.k, 1, group, 1.0f, Dims.v);
+  // The sequences' own tokens beside the pieces would make a second wave.
+  chunkattn::detail::cuda::CostModel model = simt::eager_model();
+  model.num_blocks = pieces + 2;
+  model.ps_per_kib = model.alone_ps_per_kib;
   const auto run = [&](const test::KvStorage<T>& kv, const std::vector<T>& q) {
     shuffle_turns(random);
-    auto got = simt::attention_step<T, Dims>(kv.view, plan.view(), std::span<const T>(q),
-                                             simt::eager_model(), random.uniform(2, 3));
+    auto got = simt::attention_step<T, Dims>(kv.view, plan.view(), std::span<const T>(q), model,
+                                             random.uniform(2, 3));
+    CHECK((got.scheduler.tasks().back().segment >= 0) == (own > 0));
     CHECK(got.scheduler.tasks().back().merge_count == pieces);
     return got;
   };
@@ -631,7 +639,7 @@ TEST_CASE("few rows merge many partial results, by groups of threads") {
   test::Random random(17);
   for (int pieces = 1; pieces <= 20; ++pieces)
     for (const int group : {1, 2, random.uniform(3, 10)})
-      check_shared_merges<half, 16>(random, group, pieces, pieces % 3 * 20);
+      check_shared_merges<half, 16>(random, group, pieces, pieces == 1 || pieces % 2 == 0 ? 40 : 0);
   for (const int pieces : {4, 5, 9, 16, 20}) {
     const int own = random.chance(0.5) ? 40 : 0;
     const int group = random.uniform(1, 4);
@@ -640,10 +648,10 @@ TEST_CASE("few rows merge many partial results, by groups of threads") {
 #if !defined(CHUNKATTN_FEW_KERNELS)
     check_shared_merges<bfloat16, HeadDims{128, 96}>(random, 1 + group / 2, pieces, own);
     check_shared_merges<half, 128>(random, 1 + group % 2, pieces, own);
-    check_shared_merges<half, HeadDims{192, 128}>(random, 1, pieces, own);
-    check_shared_merges<bfloat16, HeadDims{256, 64}>(random, group, pieces, own);
+    check_shared_merges<half, HeadDims{192, 128}>(random, 1, pieces, 0);
+    check_shared_merges<bfloat16, HeadDims{256, 64}>(random, group, pieces, 0);
 #endif
-    check_shared_merges<half, 256>(random, 1, pieces, own);
+    check_shared_merges<half, 256>(random, 1, pieces, 0);  // KV tiles of 32: other pieces, with own
   }
 }
 
