@@ -202,7 +202,7 @@ TEST_CASE("no call between begin and end of a capture ends it") {
 
 TEST_CASE("launches that overlap are told of by the next call, and the one after that is right") {
   int told = 0, silent = 0;
-  simt::device().sms = 8;  // a captured launch has 16 blocks
+  simt::device().sms = 32;  // a captured launch has 64 blocks
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     CAPTURE(seed);
     CudaOptions unwatched;

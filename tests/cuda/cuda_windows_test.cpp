@@ -272,6 +272,33 @@ TEST_CASE("windows beyond the limit take the place of others, but of none that a
   engine.drain_and_check();
 }
 
+TEST_CASE("the list that was not used for longest is replaced, and never one of a graph") {
+  chunkattn::detail::cuda::ScheduleCache cache(4);
+  CHECK(cache[0].in_use());
+  for (int i = 1; i < 4; ++i) {
+    CHECK(cache.replaceable() == i);  // free
+    cache.use(i, false);
+  }
+  CHECK(cache.replaceable() == 1);
+  cache.use(1, false);
+  CHECK(cache.replaceable() == 2);
+  cache.use(2, true);
+  cache.use(2, false);  // by a call beside the graph
+  CHECK(cache.replaceable() == 3);
+  cache.drop_unused();  // other rows, twice: one list is used for the first
+  CHECK(cache[3].in_use());
+  cache.use(1, false);
+  cache.drop_unused();
+  CHECK(cache[0].in_use());
+  CHECK(cache[1].in_use());
+  CHECK(cache[2].in_use());
+  CHECK_FALSE(cache[3].in_use());
+  CHECK(cache.replaceable() == 3);
+  cache.use(1, true);
+  cache.use(3, true);
+  CHECK(cache.replaceable() == -1);
+}
+
 TEST_CASE("a variant without a window takes the large tiles out of the list of plain calls") {
   simt::Device& device = simt::device();
   const int sms = std::exchange(device.sms, 1);  // a task for every block
