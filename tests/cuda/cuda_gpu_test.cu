@@ -185,7 +185,7 @@ TEST_CASE("a batch-invariant row has the same bits alone as behind a shared pref
     thrust::device_vector<Half> q(begin,
                                   begin + static_cast<std::ptrdiff_t>(plan.num_rows() * row));
     thrust::device_vector<Half> out(q.size());
-    attention.run(layer, plan.view(), span_of(q), span_of(out));
+    attention.run(layer, plan.view(), span_of(q), span_of(out), {});
     REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
     return to_host(out);
   };
