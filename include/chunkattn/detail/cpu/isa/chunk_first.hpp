@@ -153,7 +153,8 @@ CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& line
       if constexpr (std::is_same_v<T, float>)
         return ScatteredRows{block.k + begin};
       else
-        return widened<HeadDim, HeadDim>(block.k + begin, count, 0, state.scratch);
+        return PackedRows<HeadDim>{
+            widened<HeadDim, HeadDim>(block.k + begin, count, 0, state.scratch)};
     }();
     for (int tile = 0; tile < num_tiles; ++tile) {
       const float* const q = state.q_transposed + lines.begin + tile * tile_lines;
@@ -240,8 +241,7 @@ CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lin
   constexpr int dim = State::value_dim;
   // Of fp32, too: columns of rows that are a power of two apart share few sets of L1.
   const float* const v =
-      widened<dim, Vectors * simd::width_for<dim>>(block.v, lines.seen, begin, state.scratch)
-          .scratch;
+      widened<dim, Vectors * simd::width_for<dim>>(block.v, lines.seen, begin, state.scratch);
   int line = 0;
   const auto group = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
     group_values<Lines, Vectors>(block, lines, line, v, begin, state, ahead, burst);

@@ -47,6 +47,8 @@ struct Lanes<8> {
   using Unsigned = u32x8;
 };
 #endif
+// num_accumulators: sums that a loop holds in registers; tile_accumulators: those of a tile of the
+// chunk-first products.
 #if defined(CHUNKATTN_PASS_AVX512)
 template <>
 struct Lanes<16> {

@@ -21,14 +21,14 @@ inline constexpr int last_group = block_tokens % logit_group == 0 ? logit_group 
 /// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
 inline constexpr int logit_tokens = 32 / logit_group * logit_group;
 
-/// fp32 rows of K or V: read where they lie.
+/// fp32 rows of K: read where they lie.
 struct ScatteredRows {
   static constexpr bool packed = false;
   const float* const* rows;
   CHUNKATTN_INLINE const float* operator[](std::ptrdiff_t t) const noexcept { return rows[t]; }
 };
 
-/// Rows that were widened into scratch, one after another: in L1 already.
+/// Rows of K that were copied to scratch by widened(): in L1 already.
 template <int Columns>
 struct PackedRows {
   static constexpr bool packed = true;
@@ -38,9 +38,11 @@ struct PackedRows {
   }
 };
 
-/// Columns [begin, begin + Columns) of `count` rows of Dim elements as floats.
+/// Copies columns [begin, begin + Columns) of `count` rows of Dim elements to scratch as floats,
+/// one row after another. Returns scratch.
 template <int Dim, int Columns, class T>
-CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float* scratch) noexcept {
+CHUNKATTN_INLINE const float* widened(const T* const* rows, int count, int begin,
+                                      float* scratch) noexcept {
   constexpr int width = simd::width_for<Dim>;
   for (int t = 0; t < count; ++t) {
     CHUNKATTN_UNROLLED
@@ -49,7 +51,7 @@ CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float*
                   simd::load_widened<width>(rows[t] + begin + i * width));
     }
   }
-  return PackedRows<Columns>{scratch};
+  return scratch;
 }
 
 /// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
