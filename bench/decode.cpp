@@ -2,9 +2,10 @@
 //   ms, GFLOP/s, GB/s and `ratio` = time / max(flops / peak, bytes / DRAM read bandwidth),
 // these limits measured between the steps of the case itself. Peak is that of fp32 multiply-adds,
 // or of the matrix unit or dot products that attention uses; `ratio_fma` has the former in any
-// case. `cold` rotates enough layers that each call finds its K/V in memory, not in a cache. Flops
-// and bytes are those of the method: what is shared counts once for ours and once per sequence for
-// the paged baselines' flops and, without sharing, bytes.
+// case, `processor_ms` the processor time of all threads. `cold` rotates enough layers that each
+// call finds its K/V in memory, not in a cache. Flops and bytes are those of the method: what is
+// shared counts once for ours and once per sequence for the paged baselines' flops and, without
+// sharing, bytes.
 //
 //   decode_bench --benchmark_filter='shared:4096' --benchmark_format=json
 //   CHUNKATTN_BENCH_THREADS=2   threads (default: all)
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -185,13 +187,15 @@ void register_case(const std::string& name, bool cold, Make make) {
         Prepared& timed = prepared(name, make);
         bench::Machine& machine = *setting.machine;
         // Of each step: its time, and what it is held against.
-        std::vector<double> seconds, read, fma, floors, ratios, fma_ratios;
+        std::vector<double> seconds, processor, read, fma, floors, ratios, fma_ratios;
         bench::Rates before = machine.sample(timed.bytes);
         if (!cold) timed.step();  // what the sample evicted
         for (auto _ : state) {
+          const std::clock_t processor_start = std::clock();
           const auto start = bench::Clock::now();
           timed.step();
           seconds.push_back(bench::seconds_since(start));
+          processor.push_back(static_cast<double>(std::clock() - processor_start) / CLOCKS_PER_SEC);
           state.SetIterationTime(seconds.back());
           const bench::Rates after = cold ? machine.sample(timed.bytes) : before;
           const bench::Rates between = before.mean_with(after);
@@ -204,6 +208,7 @@ void register_case(const std::string& name, bool cold, Make make) {
         }
         const double median = bench::median(seconds);
         state.counters["ms"] = median * 1e3;
+        state.counters["processor_ms"] = bench::median(processor) * 1e3;
         state.counters["GFLOP/s"] = timed.flops / median * 1e-9;
         state.counters["GB/s"] = timed.bytes / median * 1e-9;
         state.counters["peak_GFLOP/s"] = bench::median(fma) * 1e-9;

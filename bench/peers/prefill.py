@@ -4,8 +4,8 @@
     python3 bench/peers/prefill.py --pairs build/release/bench/pairs_bench [--threads 2] [--rounds 7]
 
 Equal prompts with 32 query heads over 8 KV heads of 128 elements. The ratio is PyTorch's time over
-ours within a round; above 1 we are faster. PyTorch's bf16 queries are held against ours with fp32
-and bf16 queries, and with one term.
+ours within a round; above 1 we are faster. PyTorch's bf16 is held against our bf16 K/V with fp32
+and bf16 queries, and with one term, and against int8 K/V, for which PyTorch has no attention.
 """
 
 import argparse
@@ -23,7 +23,8 @@ QO_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 OURS = {  # what of pairs_bench is held against each: its group and type
     "fp32": [("prefill", "fp32")],
-    "bf16": [("prefill", "bf16"), ("prefill_dots", "bf16_queries"), ("prefill_dots", "bf16_one_term")],
+    "bf16": [("prefill", "bf16"), ("prefill_dots", "bf16_queries"), ("prefill_dots", "bf16_one_term"),
+             ("prefill_dots", "int8")],
 }
 
 
