@@ -96,7 +96,7 @@ class StepView : public LiveView {
  private:
   friend class AttentionPlan;
   StepView(const PlanView& arrays, std::shared_ptr<const detail::ViewTicket> ticket,
-           const detail::StepHandle<Tree, detail::HandleKind::step>& step)
+           const detail::StepHandle<Tree>& step)
       : LiveView(arrays, std::move(ticket)), tokens_(step) {}
 
   template <class F>

@@ -140,13 +140,13 @@ class PrefixTree {
   /// next.
   [[nodiscard]] Match match_prefix(TokenSpan<Token> prompt,
                                    const InsertOptions& options = {}) const {
-    return tree().match_prefix(prompt, options);
+    return tree().result_of(tree().find(prompt, options), options);
   }
   /// The most chunks that insert() would take from chunks_available(), for admission without
   /// exceptions.
   [[nodiscard]] std::size_t chunks_needed(TokenSpan<Token> prompt,
                                           const InsertOptions& options = {}) const {
-    return tree().chunks_needed(prompt, options);
+    return tree().chunks_needed(tree().find(prompt, options), prompt.size(), options);
   }
   /// Chunks that are free or evictable.
   [[nodiscard]] std::size_t chunks_available() const { return core().chunk_table.num_available(); }
@@ -173,10 +173,10 @@ class PrefixTree {
   /// is pinned; a pool without a limit then keeps no more than that again, until live sequences
   /// need more. Returns the chunks freed, which new tokens take. K/V memory that a KvCache has
   /// allocated stays there.
-  std::size_t trim(std::size_t chunks) { return enter().core.trim(chunks); }
+  std::size_t trim(std::size_t chunks) { return enter().core.retention.trim(chunks); }
   /// Evicts cached tokens, but pinned ones, that were unused for the policy's ttl. Time is yours:
   /// it begins at 0 and does not go back (or InvalidArgument). Returns their number.
-  std::size_t expire(std::uint64_t now) { return enter().core.expire(now); }
+  std::size_t expire(std::uint64_t now) { return enter().core.retention.expire(now); }
 
   /// Protects the written prefix of `tokens` from eviction while anything else can be evicted. The
   /// pin is empty if no token is written, or if more than the policy's max_pinned chunks would be

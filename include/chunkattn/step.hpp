@@ -121,10 +121,9 @@ class [[nodiscard]] Finished {
       detail::fail_argument("row", "of another step", "a row that rows() of this one gives");
     return record.entries[index];
   }
-  explicit Finished(detail::StepHandle<Tree, detail::HandleKind::step>&& handle)
-      : handle_(std::move(handle)) {}
+  explicit Finished(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
 
-  detail::StepHandle<Tree, detail::HandleKind::finished> handle_;
+  detail::StepHandle<Tree> handle_;
 };
 
 /// A step that is queued on a device. Steps run in the order in which they were submitted; at most
@@ -153,10 +152,9 @@ class [[nodiscard]] InFlight {
  private:
   template <class>
   friend class Step;
-  explicit InFlight(detail::StepHandle<Tree, detail::HandleKind::step>&& handle)
-      : handle_(std::move(handle)) {}
+  explicit InFlight(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
 
-  detail::StepHandle<Tree, detail::HandleKind::step> handle_;
+  detail::StepHandle<Tree> handle_;
 };
 
 /// An open step; a tree has at most one. The memory that its rows read and write is reserved for it
@@ -247,8 +245,7 @@ class [[nodiscard]] Step {
   template <TokenType, int, ChunkAllocator, RetentionPolicy>
   friend class PrefixTree;
   friend class AttentionPlan;
-  explicit Step(detail::StepHandle<Tree, detail::HandleKind::step>&& handle)
-      : handle_(std::move(handle)) {}
+  explicit Step(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
 
   AddResult add_with(Sequence<Tree>& sequence, std::size_t max_tokens,
                      const detail::NewDrafts& drafts, std::span<const token_type> tokens) {
@@ -352,7 +349,7 @@ class [[nodiscard]] Step {
     return static_cast<std::int32_t>(std::min(n, std::size_t{detail::max_length}));
   }
 
-  detail::StepHandle<Tree, detail::HandleKind::step> handle_;
+  detail::StepHandle<Tree> handle_;
 };
 
 CHUNKATTN_NAMESPACE_END

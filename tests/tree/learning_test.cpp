@@ -243,8 +243,8 @@ TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it 
       const std::size_t end = above + length;
       CHECK(node(s, end).position ==
             static_cast<std::int32_t>(end));  // what is new is distinguished
-      CHECK(node(s, end).uses == 0);
-      for (std::size_t p = cached; p < end; ++p) CHECK(node(s, p).uses == 1);
+      CHECK(node(s, end).reuse.uses == 0);
+      for (std::size_t p = cached; p < end; ++p) CHECK(node(s, p).reuse.uses == 1);
       check_invariants(tree);
     }
 }
@@ -322,8 +322,8 @@ TEST_CASE("what is new is expected to be used again as late as its parent") {
     CAPTURE(before);
     CAPTURE(others);
     CHECK(topology.node(n).position == 4);
-    CHECK(ReuseModel::gap_of(topology.node(topology.node(n).parent).group) == gap);
-    CHECK(topology.node(n).group == ReuseModel::group_of(0, static_cast<std::uint8_t>(gap)));
+    CHECK(ReuseModel::gap_of(topology.node(topology.node(n).parent).reuse.group) == gap);
+    CHECK(topology.node(n).reuse.group == ReuseModel::group_of(0, static_cast<std::uint8_t>(gap)));
   }
 }
 

@@ -89,10 +89,10 @@ class CacheOrder final : public EvictionOrder {
   [[nodiscard]] bool learns() const noexcept { return model_ != nullptr; }
 
   [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept override {
-    return first_key_of(n) + n.group;
+    return first_key_of(n) + n.reuse.group;
   }
   [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept override {
-    return shares_ ? list_of_tenant(n) : lists_.at(first_key_of(n), n.group);
+    return shares_ ? list_of_tenant(n) : lists_.at(first_key_of(n), n.reuse.group);
   }
   [[nodiscard]] RetainedList& on_listed(const TreeNode& n) noexcept override {
     if (shares_) shares_->add(shares_->index_of(n.name_space), n.length);
@@ -105,16 +105,17 @@ class CacheOrder final : public EvictionOrder {
 
   void on_unused(TreeNode& n) noexcept override {
     if (!model_) return;
-    if (ReuseModel::gap_of(n.group) == 0)  // as its parent
-      n.group = ReuseModel::group_of(n.uses, ReuseModel::gap_of(topology_.node(n.parent).group));
-    n.since = now();
-    model_->fell_out_of_use(n.group, chunks_of(n.length), stats_.used_chunks);
+    if (ReuseModel::gap_of(n.reuse.group) == 0)  // as its parent
+      n.reuse.group = ReuseModel::group_of(
+          n.reuse.uses, ReuseModel::gap_of(topology_.node(n.parent).reuse.group));
+    n.reuse.since = now();
+    model_->fell_out_of_use(n.reuse.group, chunks_of(n.length), stats_.used_chunks);
   }
   void on_used(NodeIndex index) noexcept override {
     if (!model_) return;
     if (index == victim_) victim_ = none;
     TreeNode& n = topology_.node(index);
-    n.set_reuse(used_again(n.reuse(), chunks_of(n.length)));
+    n.reuse = used_again(n.reuse, chunks_of(n.length));
   }
   void on_evict(const TreeNode& n, std::int32_t keep) noexcept override {
     if (evicts_many_ && keep == 0 && n.newer != none) prefetch_victims(topology_.node(n.newer));
@@ -165,7 +166,7 @@ class CacheOrder final : public EvictionOrder {
       const std::int32_t above = position - topology_.node(n).position;
       if (above > 0 && piece.group != run.group && prefixes_.has_nodes(1))
         retention.split(n, above);  // the upper part keeps the record so far
-      if (topology_.node(n).position == position) topology_.node(n).set_reuse(run = piece);
+      if (topology_.node(n).position == position) topology_.node(n).reuse = run = piece;
       if (ghost.key == 0) return;
       position += static_cast<std::int32_t>(ghost.length);
     }
@@ -231,7 +232,7 @@ class CacheOrder final : public EvictionOrder {
     const std::int32_t tenant = shares_->index_of(n.name_space);
     const std::int64_t key = n.level * RetainedList::keys_per_level + keys_of(tenant);
     RetainedList* const first = lists_of(tenant);
-    return first->key == key ? first[n.group] : lists_.at(key, n.group);
+    return first->key == key ? first[n.reuse.group] : lists_.at(key, n.reuse.group);
   }
   /// The lists of the tenant with the largest share by its weight. Public nodes with children are
   /// passed over, until the list's hand comes round again; where many are, the tenant pays.
@@ -291,19 +292,20 @@ class CacheOrder final : public EvictionOrder {
     if (lists[group].oldest == none) return model_->candidates.drop(group);
     const TreeNode& n = topology_.node(next_candidate(lists[group]));
     if (n.first_child != none) return model_->candidates.drop(group);
-    const std::uint32_t age = now() - n.since;
-    model_->candidates.set(group, model_->value(n.group, age), age);
+    const std::uint32_t age = now() - n.reuse.since;
+    model_->candidates.set(group, model_->value(n.reuse.group, age), age);
   }
   void remember(const TreeNode& n, std::int32_t keep) noexcept {
     if (keep == 0) {
       victim_ = none;
-      model_->candidates.renew(n.group);
-      model_->candidates.renew(topology_.node(n.parent).group);  // it may be a leaf from now on
+      model_->candidates.renew(n.reuse.group);
+      // It may be a leaf from now on.
+      model_->candidates.renew(topology_.node(n.parent).reuse.group);
     }
     const ChunkIndex above = chunks_[n.last_chunk].prev;  // the next to go, perhaps
     if (keep > 0 && above != no_chunk) chunks_.prefetch(above, 0);
     model_->ghosts.add({GhostKey::of(topology_, prefixes_.tokens(), n, keep),
-                        static_cast<std::uint32_t>(n.length - keep), n.reuse()});
+                        static_cast<std::uint32_t>(n.length - keep), n.reuse});
   }
 
   Topology& topology_;

@@ -3,7 +3,7 @@
 //
 // Each operation is defined in the file of its subject: join, add, finish, commit and leave, in the
 // order of a sequence's life; write says whose K/V is still to come, copy which rows are still to
-// be copied, cache is about what is kept. functions.hpp includes them all.
+// be copied. functions.hpp includes them all.
 #pragma once
 
 #include <algorithm>
@@ -38,16 +38,6 @@ struct Joining {
   std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
   std::int32_t published_end = 0;  ///< tokens that others may find
   std::int32_t level = 0;          ///< of retention
-};
-
-/// The tokens of a prompt that is to join.
-class PromptTokens {
- public:
-  /// Stores those of the node, whose first one stands at this position.
-  virtual void store(const TreeNode& node, std::int32_t position) const = 0;
-
- protected:
-  ~PromptTokens() = default;
 };
 
 /// A copy asked for by a fork, or for an accepted draft. The first step that is built after it
@@ -106,9 +96,9 @@ class TreeCore {
     return topology.room_after(match.last);
   }
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was
-  /// cached and not in use.
-  SequenceIndex join(PathMatch match, const Joining& prompt, const InsertOptions& how,
-                     const PromptTokens& tokens);
+  /// cached and not in use. The caller then stores the tokens after the match, and publishes those
+  /// of its new nodes that are to be found.
+  SequenceIndex join(PathMatch match, const Joining& prompt, const InsertOptions& how);
   /// Throws InvalidArgument unless `count` known tokens can be appended.
   void check_append(SequenceIndex s, std::size_t count) const;
   /// `count` slots for known tokens, which the caller then stores at the end of the tail. False,
@@ -146,10 +136,8 @@ class TreeCore {
   void finish(StepRecord& step);
   /// Nothing runs any more: steps that were dropped in flight hold nothing back.
   void device_idle() noexcept;
-  /// The handle of an open step or a step in flight is gone.
-  void drop_step(std::int32_t index, std::uint64_t number) noexcept;
-  /// The handle of a finished step is gone: what was not committed is discarded.
-  void close_step(std::int32_t index, std::uint64_t number) noexcept;
+  /// The handle of a step is gone.
+  void drop_step(std::int32_t index) noexcept;
   /// K/V of the sequence from this position on may be new: notifies the observers of nodes.
   void notify_written(SequenceIndex s, std::int32_t begin) noexcept;
 
@@ -211,15 +199,6 @@ class TreeCore {
   /// uses them any more.
   void leave(SequenceIndex s) noexcept;
 
-  // ---- cache.hpp: what is cached -------------------------------------------------------------
-
-  /// Retention::pin(), with room for it.
-  std::int32_t pin(const PathMatch& match);
-  void unpin(std::int32_t pin, std::uint32_t generation) noexcept;
-  /// See Retention.
-  std::size_t trim(std::size_t chunks) noexcept;
-  /// See Retention.
-  std::size_t expire(std::uint64_t now);
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept;
 
@@ -301,6 +280,8 @@ class TreeCore {
   /// The step's handle was lost in flight: until a later step has finished the device may still
   /// run it, and what was planned after it rests on it.
   void abandon_step(StepRecord& step) noexcept;
+  /// The step has finished: what was not committed is discarded.
+  void close_step(StepRecord& step) noexcept;
   /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
   /// that is still to finish: no output is discarded before an earlier step has had its own.
   void resolve_abandoned(std::uint64_t before) noexcept;

@@ -43,19 +43,15 @@ CHUNKATTN_FUNCTION void TreeCore::device_idle() noexcept {
   finish_all_leaving();
 }
 
-CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::drop_step(std::int32_t index,
-                                                           std::uint64_t number) noexcept {
+CHUNKATTN_FUNCTION void TreeCore::drop_step(std::int32_t index) noexcept {
   StepRecord& step = steps[index];
-  if (step.number != number) return;
-  if (step.state == StepState::open) cancel_step(step);
-  if (step.state == StepState::in_flight) abandon_step(step);
+  if (step.state == StepState::finished) return close_step(step);
+  if (step.state == StepState::open) return cancel_step(step);
+  abandon_step(step);
 }
 
-CHUNKATTN_FUNCTION void TreeCore::close_step(std::int32_t index, std::uint64_t number) noexcept {
-  StepRecord& step = steps[index];
-  if (step.number != number || step.state != StepState::finished) return;
+CHUNKATTN_FUNCTION void TreeCore::close_step(StepRecord& step) noexcept {
   discard_outputs(step);
-  step.entries.clear();
   step.state = StepState::free;
   if (release_scratch(step.scratch)) finish_all_leaving();
 }
@@ -107,14 +103,8 @@ CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexce
   before = std::max(before, steps.idle_before());
   for (StepRecord* step : steps.all()) {
     if (step->state != StepState::abandoned || step->number >= before) continue;
-    for (const StepEntry& entry : step->entries) {
-      SequenceRecord& record = sequences[entry.sequence];
-      --record.steps;
-      discard_entry(entry, record);
-      end_step_of(entry.sequence);
-    }
+    for (StepEntry& entry : step->entries) end_entry(*step, entry, sequences[entry.sequence]);
     release_scratch(step->scratch);
-    step->entries.clear();
     step->state = StepState::free;
   }
 }

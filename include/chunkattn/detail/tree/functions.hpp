@@ -2,7 +2,6 @@
 #pragma once
 
 #include "add.hpp"
-#include "cache.hpp"
 #include "commit.hpp"
 #include "copy.hpp"
 #include "finish.hpp"

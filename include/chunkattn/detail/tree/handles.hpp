@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 #include "../../tree_options.hpp"
@@ -40,13 +39,13 @@ inline std::uint64_t thread_number() noexcept {
 }
 
 /// What a handle stands for.
-enum class HandleKind : std::uint8_t { sequence, step, finished, pin };
+enum class HandleKind : std::uint8_t { sequence, step, pin };
 
 /// A handle that another thread dropped than the one that calls the tree.
 struct DroppedHandle {
   HandleKind what;
   std::int32_t index;
-  std::uint64_t generation;
+  std::uint32_t generation;
 };
 /// Into an order that does not depend on which thread came first.
 #if CHUNKATTN_BODIES
@@ -90,7 +89,7 @@ class SharedTree {
   void count_handle() noexcept { ++handles_; }
 
   template <HandleKind What>
-  void drop(std::int32_t index, std::uint64_t generation) noexcept {
+  void drop(std::int32_t index, std::uint32_t generation) noexcept {
     if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {
       act(What, index, generation);
       return;
@@ -111,23 +110,19 @@ class SharedTree {
   }
 
   CHUNKATTN_INLINE void act(HandleKind what, std::int32_t index,
-                            std::uint64_t generation) noexcept {
+                            std::uint32_t generation) noexcept {
     --handles_;
     if (!tree) return;
     auto& core = tree->core;
-    const auto generation32 = static_cast<std::uint32_t>(generation);
     switch (what) {
       case HandleKind::sequence:
-        if (core.sequences.is_live(index, generation32)) core.leave(index);
+        if (core.sequences.is_live(index, generation)) core.leave(index);
         break;
       case HandleKind::step:
-        core.drop_step(index, generation);
-        break;
-      case HandleKind::finished:
-        core.close_step(index, generation);
+        core.drop_step(index);
         break;
       case HandleKind::pin:
-        core.unpin(index, generation32);
+        core.retention.unpin(index, generation);
         break;
     }
   }
@@ -143,22 +138,15 @@ class SharedTree {
 /// still is one.
 template <class Tree, HandleKind What>
 struct Handle {
-  using Generation = std::conditional_t<What == HandleKind::step || What == HandleKind::finished,
-                                        std::uint64_t, std::uint32_t>;
-
   std::shared_ptr<SharedTree<Tree>> shared;  ///< null: empty, or moved from
   std::int32_t index = none;                 ///< of its record
-  Generation generation = 0;  ///< tells the record's users apart; of a step its number
+  std::uint32_t generation = 0;              ///< tells the record's users apart; 0 of a step
 
   Handle() = default;
-  Handle(std::shared_ptr<SharedTree<Tree>> of, std::int32_t record, Generation user)
+  Handle(std::shared_ptr<SharedTree<Tree>> of, std::int32_t record, std::uint32_t user)
       : shared(std::move(of)), index(record), generation(user) {
     shared->count_handle();
   }
-  /// The same thing, which is now held as something else.
-  template <HandleKind Other>
-  explicit Handle(Handle<Tree, Other>&& other) noexcept
-      : shared(std::move(other.shared)), index(other.index), generation(other.generation) {}
   Handle(Handle&& other) noexcept = default;
   Handle& operator=(Handle&& other) noexcept {
     if (this != &other) {
@@ -185,19 +173,16 @@ struct Handle {
   }
 };
 
-/// Ownership of a step's record: held as a step, or as one that has finished.
-template <class Tree, HandleKind What>
+/// Ownership of a step's record, from begin_step() on until its outputs are given up.
+template <class Tree>
 class StepHandle {
  public:
   using Shared = SharedTree<Tree>;
 
   StepHandle(const std::shared_ptr<Shared>& shared, std::int32_t index)
-      : handle_(shared, index, shared->tree->core.steps[index].number) {}
-  template <HandleKind Other>
-  explicit StepHandle(StepHandle<Tree, Other>&& other) noexcept
-      : handle_(std::move(other.handle_)) {}
+      : handle_(shared, index, 0), number_(shared->tree->core.steps[index].number) {}
 
-  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.generation; }
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   [[nodiscard]] Tree& tree() const {
     if (!handle_.has_tree()) [[unlikely]]
       fail_dead();
@@ -214,16 +199,14 @@ class StepHandle {
   [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return handle_.shared; }
 
  private:
-  template <class, HandleKind>
-  friend class StepHandle;
-
   [[noreturn]] void fail_dead() const {
     if (handle_.shared == nullptr)
       fail_argument("step", "moved-from", "a step that was not moved from");
     fail_argument("step", "orphaned", "a step whose tree still exists");
   }
 
-  Handle<Tree, What> handle_;
+  Handle<Tree, HandleKind::step> handle_;
+  std::uint64_t number_;
 };
 
 inline ScheduledSequence row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,

@@ -15,8 +15,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(PathMatch match, const Joining& prompt,
-                                                const InsertOptions& how,
-                                                const PromptTokens& tokens) {
+                                                const InsertOptions& how) {
   // Everything that may fail comes first: memory for the records, then chunks.
   prefixes.reserve_nodes(4);  // split off, public part, own part, tail
   retention.reserve_level(prompt.level);
@@ -42,13 +41,10 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(PathMatch match, const Joining& 
     last = topology.add(last, space_at(how, position, prompt.public_end), prompt.level,
                         NodeState::published);
     fill(last, index, end - position);
-    tokens.store(topology.node(last), position);
-    if (topology.node(last).state == NodeState::published) prefixes.publish(last);
     position = end;
   }
   sequences.add_tail(index, last, how.name_space);
   fill(record.tail, index, prompt.size - position);
-  tokens.store(topology.node(record.tail), position);
   chunk_table.release();
   resolve_pending(index, match, how);
   sequences.change();

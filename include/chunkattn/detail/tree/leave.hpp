@@ -18,6 +18,22 @@ CHUNKATTN_FUNCTION void TreeCore::leave(SequenceIndex s) noexcept {
   begin_leaving(s);
 }
 
+CHUNKATTN_FUNCTION void TreeCore::clear() noexcept {
+  topology.observers.notify([](NodeObserver& observer) { observer.on_clear(); });
+  retention.unpin_all();
+  retention.trim(0);
+  for (std::size_t i = 1; i < topology.num_indices(); ++i) {
+    const auto n = static_cast<NodeIndex>(i);
+    if (topology.node(n).state == NodeState::published)
+      prefixes.unpublish(n, NodeState::stale);
+    else if (topology.node(n).state == NodeState::unpublished)
+      topology.node(n).state = NodeState::stale;
+  }
+  ++stats.clears;
+  forget_copies();
+  finish_all_leaving();
+}
+
 CHUNKATTN_FUNCTION void TreeCore::begin_leaving(SequenceIndex s) noexcept {
   SequenceRecord& record = sequences[s];
   if (record.steps == 0) sequences.drop_reserved(record);

@@ -199,15 +199,16 @@ class Retention {
   // ---- pins ----------------------------------------------------------------------------------
 
   /// Pins the path of a match, counted; the pin's index, or none where more than max_pinned chunks
-  /// would be pinned. reserve_pin() and reserve_nodes(1) come first.
-  std::int32_t pin(PathMatch match) noexcept {
+  /// would be pinned.
+  std::int32_t pin(PathMatch match) {
+    prefixes_.reserve_nodes(1);
+    pins_.reserve();
     const std::size_t unpinned = prefixes_.count_unpinned_chunks(match);
     if (chunks_.num_pinned() + unpinned > rules_.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
     return pins_.add(match.last);
   }
-  void reserve_pin() { pins_.reserve(); }
   void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
     if (pins_.find(pin, generation) != nullptr) unpin(pin);
   }
@@ -257,7 +258,8 @@ class Retention {
 
   [[nodiscard]] bool has_expired(NodeIndex n, std::uint64_t passed) const noexcept {
     return n != none && topology_.node(n).first_child == none &&
-           (static_cast<std::uint32_t>(time_) - topology_.node(n).since) + passed >= rules_.ttl;
+           (static_cast<std::uint32_t>(time_) - topology_.node(n).reuse.since) + passed >=
+               rules_.ttl;
   }
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
   /// oldest node of the lowest level is always a leaf.
@@ -265,7 +267,7 @@ class Retention {
     TreeNode& n = topology_.node(index);
     RetainedList& list = order_ && n.pins == 0 ? order_->on_listed(n) : list_of(n);
     if (list.oldest == none) lists_.queue(list);
-    if (rules_.ttl > 0) n.since = static_cast<std::uint32_t>(time_);
+    if (rules_.ttl > 0) n.reuse.since = static_cast<std::uint32_t>(time_);
     n.retained = true;
     n.older = list.newest;
     n.newer = none;

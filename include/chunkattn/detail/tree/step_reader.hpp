@@ -138,7 +138,7 @@ template <class Tree>
 class StepTokens {
  public:
   StepTokens() = default;
-  explicit StepTokens(const StepHandle<Tree, HandleKind::step>& step)
+  explicit StepTokens(const StepHandle<Tree>& step)
       : shared_(step.shared()), step_(&step.record()) {}
 
   /// Calls f(entry, path position, token) for the first `num_rows` rows, see

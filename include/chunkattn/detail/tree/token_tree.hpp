@@ -122,18 +122,6 @@ class TokenTree {
 
   // ---- finding -------------------------------------------------------------------------------
 
-  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
-                                         const InsertOptions& options) const {
-    return result_of(find(prompt, options), options);
-  }
-
-  /// Chunks that insert() would at most take from the available ones: new ones, and cached ones
-  /// that it brings back into use.
-  [[nodiscard]] std::size_t chunks_needed(std::span<const Token> prompt,
-                                          const InsertOptions& options) const {
-    return chunks_needed(find(prompt, options), prompt.size(), options);
-  }
-
   /// Leading tokens of a prompt that are public, in units of sharing.
   [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
                                            const InsertOptions& options) const noexcept {
@@ -169,7 +157,7 @@ class TokenTree {
     }
     return match;
   }
-  /// What match_prefix() says of a match.
+  /// What PrefixTree::match_prefix() says of a match.
   [[nodiscard]] MatchResult result_of(const PathMatch& match, const InsertOptions& options) const {
     std::int32_t written_end = match.length, own_begin = match.length;
     core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
@@ -181,7 +169,8 @@ class TokenTree {
     const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
     return {cached, std::min(to_size(own_begin), options.max_reuse) - cached};
   }
-  /// What chunks_needed() says of a match of a prompt of `size` tokens.
+  /// Chunks that insert() of a prompt of `size` tokens would at most take from the available ones:
+  /// new ones, and cached ones that it brings back into use.
   [[nodiscard]] std::size_t chunks_needed(PathMatch match, std::size_t size,
                                           const InsertOptions& options) const {
     if (!options.share_pending) trim_to_written(match);
@@ -194,8 +183,7 @@ class TokenTree {
   std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
     PathMatch match = find(tokens, options);
     trim_to_written(match);
-    if (match.length == 0) return none;
-    return core.pin(match);
+    return match.length == 0 ? none : core.retention.pin(match);
   }
 
   // ---- storing -------------------------------------------------------------------------------
@@ -210,20 +198,19 @@ class TokenTree {
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
     if constexpr (has_hooks) Policy::Hooks::inserting(policy_, core, options);
-    struct PromptStore final : PromptTokens {
-      TokenTree& tree;
-      std::span<const Token> tokens;
-      PromptStore(TokenTree& of, std::span<const Token> all) : tree(of), tokens(all) {}
-      void store(const TreeNode& n, std::int32_t position) const override {
-        tree.store(n, 0, tokens.subspan(to_size(position), to_size(n.length)));
-      }
-    };
     const SequenceIndex joined = core.join(
         match,
         {size, public_length(prompt, options), published_end, policy_.level(options.priority)},
-        options, PromptStore(*this, prompt));
-    if constexpr (has_hooks)
-      if (joined != none) Policy::Hooks::inserted(*this, prompt, options, match.length, joined);
+        options);
+    if (joined == none) return none;
+    core.sequences.for_each_node(joined, {match.length, size - match.length},
+                                 [&](NodeIndex i, std::int32_t, std::int32_t length) {
+                                   const TreeNode& n = core.topology.node(i);
+                                   store(n, 0,
+                                         prompt.subspan(to_size(n.position), to_size(length)));
+                                   if (n.state == NodeState::published) core.prefixes.publish(i);
+                                 });
+    if constexpr (has_hooks) Policy::Hooks::inserted(*this, prompt, options, match.length, joined);
     return joined;
   }
 

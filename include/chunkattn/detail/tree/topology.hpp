@@ -60,7 +60,6 @@ struct alignas(64) TreeNode {
   std::int32_t held = 0;         ///< sequences at or below that left and are still in use
   NodeState state = NodeState::free;
   bool retained = false;
-  std::uint8_t uses = 0, group = 0;      ///< see ReuseRecord
   std::int32_t level = 0;                ///< of retention: the highest of those that used it
   std::int32_t pins = 0;                 ///< pins of paths through it
   std::uint32_t hash = 0;                ///< of the key, while published
@@ -68,15 +67,9 @@ struct alignas(64) TreeNode {
   Namespace name_space{};
   /// Told apart by it from others that had or get its index; never 0.
   std::uint32_t generation = 0;
-  std::uint32_t since = 0;  ///< see ReuseRecord; with a ttl by the caller's clock
+  ReuseRecord reuse;  ///< with a ttl `since` is by the caller's clock
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
-  [[nodiscard]] ReuseRecord reuse() const noexcept { return {since, uses, group}; }
-  void set_reuse(const ReuseRecord& record) noexcept {
-    since = record.since;
-    uses = record.uses;
-    group = record.group;
-  }
   [[nodiscard]] ChunkUse use() const noexcept { return {active(), pins > 0}; }
   [[nodiscard]] std::int32_t end() const noexcept { return position + length; }
   /// The K/V of the first tokens is written.
@@ -380,7 +373,6 @@ class Topology {
         add(parent, node(lower_index).name_space, node(lower_index).level, node(lower_index).state);
     TreeNode& upper = node(upper_index);
     TreeNode& lower = node(lower_index);
-    upper.position = lower.position;
     upper.length = keep;
     upper.begin = lower.begin;
     upper.first_chunk = lower.first_chunk;
@@ -390,8 +382,7 @@ class Topology {
     upper.live = lower.live;
     upper.held = lower.held;
     upper.pins = lower.pins;
-    upper.state = lower.state;
-    upper.set_reuse(lower.reuse());
+    upper.reuse = lower.reuse;
 
     ChunkIndex cut = lower.first_chunk;
     std::int32_t offset = lower.begin + keep;
