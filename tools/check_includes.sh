@@ -25,17 +25,17 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 500              attention_options 1210     attention_plan 4450        chunk_attention 8820
-  chunkattn 14190            cuda 7440                  element 230                error 190
-  executor 580               fwd 720                    kv_cache 1560              kv_view 930
-  merge_state 590            plan_view 650              prefix_tree 5350           sequence 3510
-  step 3790                  tree_options 670           variants 650               version 10
-  cache/admission 4610       cache/checkpoints 4920     cache/policy 5190          debug/attention 2540
-  debug/reference 2480       debug/tree 3550            events/cache_event 840     events/cache_events 3360
-  events/mirror 3630         interop/block_table 930    interop/page_tables 80     interop/paged_plan 1250
-  interop/paged_view 970     runtime/any_attention 2460 runtime/make_attention 9720 runtime/openmp_executor 650
-  tiers/tier_store 120       tiers/tiers 6490           transfer/transfer 1990
-  all 20560                  program 14170              headers 25350"
+  allocator 480              attention_options 1190     attention_plan 4270        chunk_attention 8770
+  chunkattn 14010            cuda 7290                  element 230                error 190
+  executor 580               fwd 700                    kv_cache 1540              kv_view 920
+  merge_state 590            plan_view 620              prefix_tree 5190           sequence 3330
+  step 3620                  tree_options 650           variants 650               version 10
+  cache/admission 4460       cache/checkpoints 4770     cache/policy 5040          debug/attention 2510
+  debug/reference 2450       debug/tree 3390            events/cache_event 820     events/cache_events 3200
+  events/mirror 3470         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
+  interop/paged_view 950     runtime/any_attention 2430 runtime/make_attention 9670 runtime/openmp_executor 650
+  tiers/tier_store 120       tiers/tiers 6330           transfer/transfer 1970
+  all 20370                  program 13990              headers 25050"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -9,7 +9,6 @@
 #include "detail/support/array.hpp"
 #include "detail/support/check.hpp"
 #include "detail/support/config.hpp"
-#include "detail/support/index_free_list.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -45,25 +44,37 @@ struct PoolAllocator {
   /// What is handed out and what came back.
   class State {
     friend PoolAllocator;
-    detail::IndexFreeList free_;
+    Array<ChunkIndex> free_;  // last in, first out: recently used memory is reused first
+    std::size_t high_water_ = 0;
   };
   std::size_t max_chunks = max_pool_chunks;  ///< budget in chunks
   State state{};                             ///< leave it as it is
 
   /// A free index, or no_chunk when the budget is spent. Throws std::bad_alloc.
-  ChunkIndex allocate() { return state.free_.take(capacity()); }
+  ChunkIndex allocate() {
+    State& s = state;
+    if (!s.free_.empty()) {
+      const ChunkIndex chunk = s.free_.back();
+      s.free_.pop_back();
+      return chunk;
+    }
+    if (s.high_water_ >= capacity()) return no_chunk;
+    if (s.free_.capacity() <= s.high_water_)  // free() must never allocate
+      s.free_.reserve(s.high_water_ < 32 ? 64 : 2 * s.high_water_);
+    return static_cast<ChunkIndex>(s.high_water_++);
+  }
   /// Takes an index back.
-  void free(ChunkIndex chunk) noexcept { state.free_.put(chunk); }
+  void free(ChunkIndex chunk) noexcept { state.free_.push_back(chunk); }
   /// The most chunks that can be in use at once.
   [[nodiscard]] std::size_t capacity() const noexcept {
     return max_chunks < max_pool_chunks ? max_chunks : max_pool_chunks;
   }
   /// Chunks that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept {
-    return capacity() - state.free_.high_water() + state.free_.num_free();
+    return capacity() - state.high_water_ + state.free_.size();
   }
   /// One more than the largest index handed out so far.
-  [[nodiscard]] std::size_t high_water() const noexcept { return state.free_.high_water(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return state.high_water_; }
 };
 
 /// A fixed budget of chunks: high_water() is the capacity from the start, so K/V memory is

@@ -12,6 +12,7 @@
 // may be anything, NaN too, and must not be used.
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,6 @@
 #include "allocator.hpp"
 #include "detail/support/array.hpp"
 #include "detail/support/config.hpp"
-#include "detail/support/ticket.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -140,6 +140,21 @@ using Segment = PlanView::Segment;
 using WriteTarget = PlanView::WriteTarget;
 using RowCopy = PlanView::RowCopy;
 using PlanArrays = PlanView::Arrays;
+
+/// Shared by a plan, its views and the step they were built for: which view is up to date. A plan
+/// may end on another thread than its step, in any order; nothing else is ordered by the number.
+class ViewTicket {
+ public:
+  /// The number of that view, 0: none.
+  [[nodiscard]] std::uint64_t current() const noexcept {
+    return current_.load(std::memory_order_relaxed);
+  }
+  /// That view is up to date from now on.
+  void set(std::uint64_t number) noexcept { current_.store(number, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> current_{0};
+};
 }  // namespace detail
 
 /// A plan's arrays with the proof that they stand for a step that is still there: what

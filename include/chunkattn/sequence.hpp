@@ -15,7 +15,6 @@
 #include "detail/support/array.hpp"
 #include "detail/support/check.hpp"
 #include "detail/support/config.hpp"
-#include "detail/support/to_size.hpp"
 #include "detail/tree/core.hpp"
 #include "detail/tree/handles.hpp"
 #include "plan_view.hpp"

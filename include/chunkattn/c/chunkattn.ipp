@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "../attention_options.hpp"
+#include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
-#include "../detail/support/to_size.hpp"
 #include "../interop/paged_plan.hpp"
 #include "../kv_view.hpp"
 #include "../runtime/any_attention.hpp"

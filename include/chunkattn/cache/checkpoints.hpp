@@ -9,9 +9,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
 #include "../detail/support/config.hpp"
-#include "../detail/support/to_size.hpp"
 #include "../detail/tree/core.hpp"
 #include "../detail/tree/token_tree.hpp"
 #include "../tree_options.hpp"

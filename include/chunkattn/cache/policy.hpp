@@ -10,9 +10,9 @@
 #include <span>
 
 #include "../detail/retention/retention_rules.hpp"
+#include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
 #include "../detail/support/config.hpp"
-#include "../detail/support/to_size.hpp"
 #include "../detail/tree/core.hpp"
 #include "../detail/tree/token_tree.hpp"
 #include "../tree_options.hpp"

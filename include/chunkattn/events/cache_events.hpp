@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
 #include "../detail/support/config.hpp"
-#include "../detail/support/to_size.hpp"
 #include "../detail/tree/core.hpp"
 #include "../detail/tree/depth_first.hpp"
 #include "cache_event.hpp"

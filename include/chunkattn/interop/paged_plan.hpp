@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "../detail/support/config.hpp"
-#include "../detail/support/ticket.hpp"
 #include "../plan_view.hpp"
 #include "detail/page_forest.hpp"
 #include "detail/page_rows.hpp"

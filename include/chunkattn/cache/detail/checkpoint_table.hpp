@@ -10,7 +10,6 @@
 
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

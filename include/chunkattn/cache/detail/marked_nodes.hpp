@@ -7,7 +7,6 @@
 
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../detail/tree/topology.hpp"
 #include "../../plan_view.hpp"
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
 #include "../../detail/tree/sequence_table.hpp"

@@ -9,7 +9,6 @@
 
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

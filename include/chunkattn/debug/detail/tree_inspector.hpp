@@ -9,7 +9,6 @@
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../detail/tree/core.hpp"
 #include "../../error.hpp"
 #include "../../plan_view.hpp"

@@ -25,7 +25,6 @@
 #include "../support/array.hpp"
 #include "../support/config.hpp"
 #include "../support/instruction_sets.hpp"
-#include "../support/to_size.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {

@@ -15,8 +15,8 @@
 
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
+#include "../support/array.hpp"
 #include "../support/check.hpp"
-#include "../support/to_size.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
 #include "tile_layout.hpp"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "../../attention_options.hpp"
+#include "../support/array.hpp"
 #include "../support/check.hpp"
-#include "../support/to_size.hpp"
 #include "device_plan.hpp"
 #include "runtime.cuh"
 #include "schedule_cache.cuh"

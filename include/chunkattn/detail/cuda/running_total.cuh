@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "../support/to_size.hpp"
+#include "../support/array.hpp"
 #include "exact_sum.cuh"
 #include "merge.cuh"
 #include "tile_layout.hpp"

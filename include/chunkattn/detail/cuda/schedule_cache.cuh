@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "../support/to_size.hpp"
+#include "../support/array.hpp"
 #include "scheduler.hpp"
 #include "variant_terms.cuh"
 

@@ -11,8 +11,8 @@
 // sees are not read; zeros stand in their place (0 x NaN must not reach PV).
 #pragma once
 
+#include "../support/array.hpp"
 #include "../support/bit_cast.hpp"
-#include "../support/to_size.hpp"
 #include "merge.cuh"
 #include "running_total.cuh"
 #include "tile_feed.cuh"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <tuple>
 
+#include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {

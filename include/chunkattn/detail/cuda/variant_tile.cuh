@@ -7,8 +7,8 @@
 // that found any.
 #pragma once
 
+#include "../support/array.hpp"
 #include "../support/bit_cast.hpp"
-#include "../support/to_size.hpp"
 #include "merge.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -11,7 +11,6 @@
 #include "../../plan_view.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "../tree/step_reader.hpp"
 #include "draft_trees.hpp"
 #include "step_nodes.hpp"

@@ -7,7 +7,6 @@
 
 #include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "../tree/step_reader.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

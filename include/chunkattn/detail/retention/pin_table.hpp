@@ -8,7 +8,6 @@
 
 #include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -1,9 +1,10 @@
 // A growable array of plain records, in place of std::vector, which takes compilers much longer for
-// each element type, in every source file that includes this library.
+// each element type, in every source file that includes this library. to_size() for its indices.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -16,6 +17,11 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// A signed number that is known not to be negative, as a size or an index.
+[[nodiscard]] CHUNKATTN_HD constexpr std::size_t to_size(std::int64_t n) noexcept {
+  return static_cast<std::size_t>(n);
+}
 
 inline void release_array(void* memory, std::size_t alignment) noexcept {
   if (alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__)

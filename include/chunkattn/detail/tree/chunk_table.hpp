@@ -14,7 +14,6 @@
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

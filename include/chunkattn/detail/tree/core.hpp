@@ -1,9 +1,9 @@
 // TreeCore: the tree without its tokens' type. Its records, and all that happens to a sequence
 // from insert() to leave(), and to a step from begin_step() to the last commit().
 //
-// Each operation is defined in the file of its subject: join, add, finish, commit and leave, in the
-// order of a sequence's life; write says whose K/V is still to come, copy which rows are still to
-// be copied. functions.hpp includes them all.
+// Each operation is defined in the file of its subject: join, add, finish and leave, in the order
+// of a sequence's life; write says whose K/V is still to come, copy which rows are still to be
+// copied.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,8 @@
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "decoding_run.hpp"
-#include "new_drafts.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
 #include "sequence_table.hpp"
@@ -141,7 +139,7 @@ class TreeCore {
   /// K/V of the sequence from this position on may be new: notifies the observers of nodes.
   void notify_written(SequenceIndex s, std::int32_t begin) noexcept;
 
-  // ---- commit.hpp: the outputs of a finished step become known -------------------------------
+  // ---- the same: the outputs of a finished step become known ---------------------------------
 
   /// Whether the entry's outputs can still be committed.
   [[nodiscard]] bool has_output(const StepEntry& entry) const noexcept {
@@ -285,8 +283,6 @@ class TreeCore {
   /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
   /// that is still to finish: no output is discarded before an earlier step has had its own.
   void resolve_abandoned(std::uint64_t before) noexcept;
-
-  // ---- commit.hpp ----------------------------------------------------------------------------
 
   /// Whether nothing has come between the end of the step, when each of its entries had one output
   /// to come, and this.

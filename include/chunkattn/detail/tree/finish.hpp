@@ -1,9 +1,12 @@
-// A step ends, whether it has run or not.
+// A step ends, whether it has run or not; the outputs of one that has run become known tokens.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "../support/check.hpp"
 #include "../support/config.hpp"
 #include "copy.hpp"
 #include "core.hpp"
@@ -107,6 +110,96 @@ CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexce
     release_scratch(step->scratch);
     step->state = StepState::free;
   }
+}
+
+// ---- outputs ----------------------------------------------------------------------------------
+
+CHUNKATTN_FUNCTION std::size_t TreeCore::count_outputs(const StepRecord& step) const {
+  if (has_all_outputs(step)) return step.entries.size();
+  std::size_t outputs = 0;
+  for (const StepEntry& entry : step.entries) {
+    if (!has_output(entry)) continue;
+    check_output_order(entry);
+    ++outputs;
+  }
+  return outputs;
+}
+
+CHUNKATTN_FUNCTION void TreeCore::check_outputs(const StepEntry& entry, std::size_t count) const {
+  check_output(entry);
+  if (count != 1 && entry.drafts == 0) [[unlikely]]
+    fail_argument("outputs.size()", count, "1: the row has no drafts");
+  if (count < 1 || count > to_size(entry.drafts) + 1) [[unlikely]]
+    fail_argument("outputs.size()", count,
+                  {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
+  check_output_order(entry);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::check_output(const StepEntry& entry) const {
+  if (!has_output(entry)) [[unlikely]]
+    fail_argument("row", "without output",
+                  "a row of Finished::rows(): live, not superseded, not committed yet");
+}
+
+CHUNKATTN_FUNCTION void TreeCore::check_output_order(const StepEntry& entry) const {
+  const SequenceRecord& record = sequences[entry.sequence];
+  if (entry.output_position() != record.size) [[unlikely]]
+    fail_argument(
+        "position of the row's output", entry.output_position(),
+        {record.size, ": commit the outputs of the earlier step first, or drop its Finished"});
+}
+
+CHUNKATTN_FUNCTION std::int32_t TreeCore::depth_of(const StepEntry& entry,
+                                                   std::span<const Draft> tree, std::int32_t leaf) {
+  const std::int32_t count = tree.empty() ? entry.drafts : static_cast<std::int32_t>(tree.size());
+  if (leaf != none && count == 0) [[unlikely]]
+    fail_argument("leaf", leaf, "-1: the row has no drafts");
+  if (leaf < none || leaf >= count) [[unlikely]]
+    fail_argument("leaf", leaf, {"-1, none, or one of the row's drafts, below ", count});
+  if (leaf == none) return 0;
+  return tree.empty() ? leaf + 1 : tree[to_size(leaf)].depth;
+}
+
+CHUNKATTN_FUNCTION bool TreeCore::move_branch(const StepRecord& step, const StepEntry& entry,
+                                              std::span<const Draft> tree,
+                                              std::int32_t leaf) noexcept {
+  const SequenceIndex s = entry.sequence;
+  const TreeNode& tail = sequences.tail(s);
+  bool any = false;
+  for (std::int32_t i = leaf; i != none; i = tree[to_size(i)].parent) {
+    const Draft& draft = tree[to_size(i)];
+    const std::int32_t position = entry.output_position() + draft.depth - 1;
+    const std::int32_t slot = tail.begin + position - tail.position;
+    const ChunkIndex chunk = topology.chunk_of(tail, slot);
+    const std::int32_t offset = topology.geometry.offset(slot);
+    if (chunk == draft.chunk && offset == draft.offset) continue;  // of the main branch
+    request_copy({{draft.chunk, draft.offset, chunk, offset, 1}, step.scratch, s, position});
+    any = true;
+  }
+  return any;
+}
+
+CHUNKATTN_FUNCTION void TreeCore::commit_general(StepEntry& entry, SequenceRecord& record,
+                                                 std::int32_t count, bool on_main_branch) noexcept {
+  TreeNode& tail = topology.node(record.tail);
+  const std::int32_t first = record.size - tail.position;
+  entry.has_output = false;
+  record.size += count;
+  record.reserved -= count;
+  if (count <= entry.drafts || !on_main_branch) [[unlikely]] {
+    record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that slot
+    sequences.drop_reserved(record);
+    record.cursor = record.size - 1;
+    tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
+  }
+  if (tail.written == first)  // else an earlier position is still to be computed
+    tail.set_written(std::min(record.computed, record.size) - tail.position);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::discard_outputs(const StepRecord& step) noexcept {
+  if (step.num_outputs == 0) return;
+  for (const StepEntry& entry : step.entries)
+    if (has_output(entry)) sequences.drop_reserved(sequences[entry.sequence]);
 }
 
 }  // namespace detail

@@ -16,7 +16,6 @@
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "core.hpp"
 #include "step_table.hpp"

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "core.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

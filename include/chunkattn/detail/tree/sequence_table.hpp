@@ -9,7 +9,6 @@
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

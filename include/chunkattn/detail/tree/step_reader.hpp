@@ -10,7 +10,6 @@
 #include "../../plan_view.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/ticket.hpp"
 #include "core.hpp"
 #include "handles.hpp"
 

@@ -12,13 +12,12 @@
 #include <memory>
 #include <span>
 
+#include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
 #include "../support/step_observers.hpp"
-#include "../support/ticket.hpp"
-#include "../support/to_size.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -60,6 +59,24 @@ struct DraftTree {
   std::int32_t first = 0;
   std::int32_t count = 0;
 };
+
+/// Drafts that are to be added after a sequence's last token.
+struct NewDrafts {
+  std::int32_t count = 0;
+  bool known = true;                        ///< their tokens are given, and stored by the caller
+  std::span<const std::int32_t> parents{};  ///< of `count` drafts, or more; empty: a chain
+};
+
+/// Throws InvalidArgument unless each parent stands before its child.
+inline void check_parents(std::span<const std::int32_t> parents, std::size_t num_drafts) {
+  if (parents.size() != num_drafts) [[unlikely]]
+    fail_argument("parents.size()", parents.size(),
+                  {"one for each of the ", num_drafts, " drafts"});
+  for (std::size_t i = 0; i < parents.size(); ++i)
+    if (parents[i] < -1 || parents[i] >= static_cast<std::int32_t>(i)) [[unlikely]]
+      fail_argument(joined({"parents[", i, "]"}), parents[i],
+                    {"-1, the sequence's last token, or an earlier draft, below ", i});
+}
 
 /// What became of a sequence that was to be added to a step.
 struct AddOutcome {

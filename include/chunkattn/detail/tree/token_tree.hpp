@@ -13,13 +13,18 @@
 #include "../../tree_options.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "core.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
 #if CHUNKATTN_BODIES
-#include "functions.hpp"
+#include "../support/array.hpp"
+#include "add.hpp"
+#include "copy.hpp"
+#include "finish.hpp"
+#include "join.hpp"
+#include "leave.hpp"
+#include "write.hpp"
 #endif
 
 CHUNKATTN_NAMESPACE_BEGIN

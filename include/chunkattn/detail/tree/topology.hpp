@@ -10,7 +10,6 @@
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
-#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "node_observer.hpp"
 

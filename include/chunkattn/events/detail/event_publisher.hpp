@@ -9,7 +9,6 @@
 
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
 #include "../cache_event.hpp"

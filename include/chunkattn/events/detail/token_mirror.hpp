@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "../../detail/support/array.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../tree_options.hpp"
 #include "../cache_event.hpp"
 

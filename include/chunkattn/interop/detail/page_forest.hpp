@@ -18,7 +18,6 @@
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../plan_view.hpp"
 #include "page_rows.hpp"
 #include "page_runs.hpp"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

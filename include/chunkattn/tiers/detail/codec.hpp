@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "../../detail/support/array.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../element.hpp"
 #include "../../kv_view.hpp"
 #include "../../transfer/transfer.hpp"

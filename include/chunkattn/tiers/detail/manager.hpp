@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "../../detail/support/array.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/chunk_source.hpp"
 #include "../../detail/support/config.hpp"
 #include "../../detail/support/fork_mark.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../element.hpp"
 #include "../../events/cache_events.hpp"
 #include "../../kv_view.hpp"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
-#include "../../detail/support/to_size.hpp"
 #include "../../events/cache_event.hpp"
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"

@@ -26,7 +26,6 @@
 #include "../../support/dot_units.hpp"
 #include "../../support/instruction_sets.hpp"
 #include "../../support/spin_lock.hpp"
-#include "../../support/to_size.hpp"
 #include "../block.hpp"
 #include "../call.hpp"
 #include "../executor_ref.hpp"
