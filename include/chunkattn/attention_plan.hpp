@@ -138,7 +138,7 @@ class AttentionPlan {
   /// step, go out of date. The result is false if the step has no rows.
   template <class Tree>
   [[nodiscard]] StepView<Tree> build(Step<Tree>& step) & {
-    detail::StepReader reader(step.handle_.core(), step.handle_.record());
+    detail::StepReader reader(step.handle_.tree().core, step.handle_.record());
     if (ticket_ == nullptr) ticket_ = std::make_shared<detail::ViewTicket>();
     ticket_->set(0);
     reader.start_plan();

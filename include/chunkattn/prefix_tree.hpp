@@ -55,14 +55,11 @@ class PrefixTree {
 
   /// A pinned prefix: its chunks are evicted only when nothing else is left to evict (then each
   /// eviction of a node is O(pins)). A prefix may have several pins, and stays pinned until all of
-  /// them are gone. Move-only; the destructor unpins.
+  /// them are gone. Move-only: one that was moved from is empty. The destructor unpins, and so does
+  /// assigning another pin.
   class Pin {
    public:
     Pin() = default;
-    /// Leaves `other` empty.
-    Pin(Pin&& other) noexcept = default;
-    /// Unpins its own prefix, and takes over that of `other`.
-    Pin& operator=(Pin&& other) noexcept = default;
 
     /// Whether anything is pinned.
     [[nodiscard]] explicit operator bool() const noexcept { return size() > 0; }
@@ -71,14 +68,13 @@ class PrefixTree {
     [[nodiscard]] std::size_t size() const noexcept {
       if (!handle_.has_tree()) return 0;
       const detail::TreeCore& core = handle_.shared->tree->core;
-      const auto* const pin = core.retention.pins().find(handle_.index, handle_.generation);
-      return pin == nullptr ? 0 : detail::to_size(core.topology.node(pin->last).end());
+      const detail::NodeIndex last = core.retention.pinned(handle_.index);
+      return last == detail::none ? 0 : detail::to_size(core.topology.node(last).end());
     }
 
    private:
     friend class PrefixTree;
-    Pin(const std::shared_ptr<Shared>& shared, std::int32_t index)
-        : handle_(shared, index, shared->tree->core.retention.pins()[index].generation) {}
+    Pin(const std::shared_ptr<Shared>& shared, std::int32_t index) : handle_(shared, index) {}
 
     detail::Handle<Tree, detail::HandleKind::pin> handle_;
   };

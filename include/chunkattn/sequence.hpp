@@ -22,9 +22,9 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// A move-only handle of a sequence in the tree. Destroying it, on any thread, lets the sequence
-/// leave. It may outlive the tree; then only destroying or assigning it is useful. Name the type as
-/// PrefixTree<...>::Sequence.
+/// A move-only handle of a sequence in the tree: one that was moved from is empty. Destroying it,
+/// on any thread, or assigning another lets the sequence leave. It may outlive the tree; then only
+/// destroying or assigning it is useful. Name the type as PrefixTree<...>::Sequence.
 ///
 /// A sequence is a list of known tokens. The next steps compute those whose K/V is not computed yet
 /// (Step::add()); outputs that are committed are added at its end. Every member but is_live() and
@@ -40,16 +40,9 @@ class Sequence {
   static constexpr std::size_t whole = std::numeric_limits<std::size_t>::max();
 
   Sequence() = default;
-  /// Leaves `other` empty.
-  Sequence(Sequence&& other) noexcept = default;
-  /// Lets its own sequence leave, and takes over that of `other`.
-  Sequence& operator=(Sequence&& other) noexcept = default;
 
   /// Whether its sequence has not left, and the tree still exists.
-  [[nodiscard]] bool is_live() const noexcept {
-    return handle_.has_tree() &&
-           handle_.shared->tree->core.sequences.is_live(handle_.index, handle_.generation);
-  }
+  [[nodiscard]] bool is_live() const noexcept { return handle_.has_tree(); }
   /// The sequence's number in the tree, which is never used again.
   [[nodiscard]] SequenceId id() const { return core().sequences.id_of(handle_.index); }
 
@@ -235,22 +228,10 @@ class Sequence {
   using Shared = detail::SharedTree<Tree>;
 
   Sequence(const std::shared_ptr<Shared>& shared, detail::SequenceIndex index)
-      : handle_(shared, index, shared->tree->core.sequences[index].generation) {}
+      : handle_(shared, index) {}
 
-  [[nodiscard]] Tree& tree() const {
-    if (!is_live()) [[unlikely]]
-      fail_dead();
-    return *handle_.shared->tree;
-  }
+  [[nodiscard]] Tree& tree() const { return handle_.tree(); }
   [[nodiscard]] detail::TreeCore& core() const { return tree().core; }
-  [[noreturn]] void fail_dead() const {
-    if (handle_.shared == nullptr)
-      detail::fail_argument("sequence", "empty",
-                            "a live handle, not one moved from or used after leave()");
-    if (!handle_.shared->tree)
-      detail::fail_argument("sequence", "orphaned", "a handle whose tree still exists");
-    detail::fail_argument("sequence", "left", "a live handle");
-  }
   [[nodiscard]] const detail::SequenceRecord& record() const {
     return core().sequences[handle_.index];
   }

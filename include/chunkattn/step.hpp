@@ -6,9 +6,10 @@
 //     finish()     the kernels have run (for a synchronous backend at once: Step::finish())
 //   Finished        outputs are committed
 //
-// Each is move-only. Destroying a Step cancels it. Destroying an InFlight discards its results;
-// memory that it may touch is not used again until a later step has finished. Destroying a Finished
-// discards the outputs that were not committed.
+// Each is move-only: what was moved from is empty, and what is assigned to ends as if destroyed.
+// Destroying a Step cancels it. Destroying an InFlight discards its results; memory that it may
+// touch is not used again until a later step has finished. Destroying a Finished discards the
+// outputs that were not committed.
 #pragma once
 
 #include <algorithm>
@@ -50,19 +51,14 @@ class [[nodiscard]] Finished {
  public:
   using token_type = typename Tree::token_type;  ///< what outputs are
 
-  /// Leaves `other` empty.
-  Finished(Finished&&) noexcept = default;
-  /// Discards what was not committed, and takes over the other one.
-  Finished& operator=(Finished&&) noexcept = default;
-
   /// Its number, counted from 1 over all steps of the tree.
-  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number; }
 
   /// The rows that are to be sampled from, in the order of add(), as a range of ScheduledSequence
   /// that is refused once this step's outputs are discarded. Not of a temporary: an object that is
   /// dropped gives them up.
   [[nodiscard]] auto rows() const& {
-    return detail::OutputRows<Tree>(handle_.shared(), handle_.record());
+    return detail::OutputRows<Tree>(handle_.shared, handle_.record());
   }
   void rows() const&& = delete;  // keep the Finished in a variable, and commit through it
 
@@ -133,13 +129,8 @@ class [[nodiscard]] Finished {
 template <class Tree>
 class [[nodiscard]] InFlight {
  public:
-  /// Leaves `other` empty.
-  InFlight(InFlight&&) noexcept = default;
-  /// Drops what it stood for, and takes over the other one.
-  InFlight& operator=(InFlight&&) noexcept = default;
-
   /// Its number, counted from 1 over all steps of the tree.
-  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number; }
 
   /// Says that the device has run the step: its K/V is written. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight, and with KvCacheOptions::check_writes for
@@ -165,11 +156,6 @@ class [[nodiscard]] Step {
  public:
   using token_type = typename Tree::token_type;        ///< what sequences are made of
   static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per chunk
-
-  /// Leaves `other` empty.
-  Step(Step&&) noexcept = default;
-  /// Cancels what it stood for, and takes over the other one.
-  Step& operator=(Step&&) noexcept = default;
 
   /// Adds the next tokens of a sequence that are not computed yet, at most `max_tokens` of them. If
   /// they reach its end, its row has an output (ScheduledSequence::has_output), and `drafts` are
@@ -226,12 +212,12 @@ class [[nodiscard]] Step {
     return static_cast<int>(handle_.record().entries.size());
   }
   /// Its number, counted from 1 over all steps of the tree.
-  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number; }
 
   /// Says that the kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan
   /// was built after the last add().
   InFlight<Tree> submit() && {  // not of a variable: write std::move(step).submit()
-    handle_.core().steps.submit(handle_.record());
+    handle_.tree().core.steps.submit(handle_.record());
     return InFlight<Tree>(std::move(handle_));
   }
   /// Says that the kernels have run, for backends that wait: submit() and InFlight::finish()
@@ -291,7 +277,7 @@ class [[nodiscard]] Step {
         record.built = built && !all_added;
       }
     } addition{core, record};
-    const auto* const shared = handle_.shared().get();
+    const auto* const shared = handle_.shared.get();
     AddResult result;
     for (std::size_t i = 0;; ++i) {
       i = add_decoding(core.decoding(record), shared, at, i, count);
@@ -315,8 +301,8 @@ class [[nodiscard]] Step {
                                                             std::size_t count) {
     for (; i < count; ++i) {
       const Sequence<Tree>& sequence = at(i);
-      if (sequence.handle_.shared.get() != shared ||
-          !run.add(sequence.handle_.index, sequence.handle_.generation, chunk_size)) [[unlikely]]
+      if (sequence.handle_.shared.get() != shared || !run.add(sequence.handle_.index, chunk_size))
+          [[unlikely]]
         break;
     }
     run.store();
@@ -327,7 +313,7 @@ class [[nodiscard]] Step {
                                  std::size_t max_tokens) {
     if (!sequence.is_live()) [[unlikely]]
       fail_handle(index, "not live", "a live handle, not one moved from or used after leave()");
-    if (sequence.handle_.shared != handle_.shared()) [[unlikely]]
+    if (sequence.handle_.shared != handle_.shared) [[unlikely]]
       fail_handle(index, "of another tree", "a sequence of the step's tree");
     detail::StepRecord& record = handle_.record();
     Tree& tree = handle_.tree();
@@ -343,7 +329,7 @@ class [[nodiscard]] Step {
     status.reason_ = outcome.reason;
     status.step_ = outcome.step;
     if (outcome.waits_for != detail::none)
-      status.waits_for_ = handle_.core().sequences.id_of(outcome.waits_for);
+      status.waits_for_ = handle_.tree().core.sequences.id_of(outcome.waits_for);
   }
   static std::int32_t limited(std::size_t n) noexcept {
     return static_cast<std::int32_t>(std::min(n, std::size_t{detail::max_length}));

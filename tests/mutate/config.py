@@ -30,7 +30,6 @@ PUBLIC = {
 }
 # Globs below INCLUDE.
 HEADERS = [
-    "chunkattn/detail/retention/*.hpp",
     "chunkattn/detail/tree/*.hpp",
     "chunkattn/detail/plan/*.hpp",
     "chunkattn/detail/kv/*.hpp",
@@ -94,7 +93,7 @@ FIRST = [
     ("chunkattn/cache/checkpoints.hpp", ["checkpoint_test"]),
     ("chunkattn/cache/detail/*checkpoint*", ["checkpoint_test"]),
     ("chunkattn/cache/*", ["learning_test", "tenant_test"]),
-    ("chunkattn/detail/retention/*", ["pin_test", "tree_retention_test", "default_policy_test"]),
+    ("chunkattn/detail/tree/ret*", ["pin_test", "tree_retention_test", "default_policy_test"]),
     ("chunkattn/detail/plan/*", ["plan_figure2_test", "plan_steps_test"]),
     ("chunkattn/detail/tree/*", ["tree_handles_test", "tree_retention_test", "tree_chunks_test", "tree_failure_test"]),
 ]

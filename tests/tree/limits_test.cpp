@@ -67,18 +67,6 @@ TEST_CASE("what is reused so often that its count ends is reused no more") {
     check_invariants(tree);
   }
   CHECK(core.sequences.num_indices() == 2);
-
-  detail::PinTable pins;
-  pins.reserve();
-  CHECK(pins.add(7) == 0);
-  pins.remove(0);
-  const_cast<detail::PinRecord&>(pins[0]).generation = last - 1;
-  CHECK(pins.add(7) == 0);
-  REQUIRE(pins.find(0, last - 1) != nullptr);
-  pins.remove(0);
-  CHECK(pins.add(7) == 1);
-  CHECK(pins.find(0, 0) == nullptr);
-  CHECK(pins.find(0, last) == nullptr);
 }
 
 TEST_CASE("prompts of more tokens than an int counts") {

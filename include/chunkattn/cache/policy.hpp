@@ -9,11 +9,11 @@
 #include <optional>
 #include <span>
 
-#include "../detail/retention/retention_rules.hpp"
 #include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
 #include "../detail/support/config.hpp"
 #include "../detail/tree/core.hpp"
+#include "../detail/tree/retention.hpp"
 #include "../detail/tree/token_tree.hpp"
 #include "../tree_options.hpp"
 #include "detail/cache_order.hpp"

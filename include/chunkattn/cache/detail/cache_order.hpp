@@ -8,11 +8,11 @@
 #include <memory>
 #include <utility>
 
-#include "../../detail/retention/retained_lists.hpp"
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
 #include "../../detail/tree/chunk_table.hpp"
 #include "../../detail/tree/prefixes.hpp"
+#include "../../detail/tree/retained_lists.hpp"
 #include "../../detail/tree/retention.hpp"
 #include "../../detail/tree/topology.hpp"
 #include "../../tree_options.hpp"

@@ -157,8 +157,8 @@ class TreeInspector {
 
   void check_pins() const {
     Array<std::int32_t> pins(topology_.num_indices());
-    for (const PinRecord& pin : retention_.pins_)
-      for (NodeIndex n = pin.last; n != none && n != root_node; n = topology_.node(n).parent)
+    for (const NodeIndex last : retention_.pins_)
+      for (NodeIndex n = last; n != none && n != root_node; n = topology_.node(n).parent)
         ++pins[to_size(n)];
     for (std::size_t i = 0; i < pins.size(); ++i)
       expect(topology_.node(static_cast<NodeIndex>(i)).pins == pins[i],

@@ -145,8 +145,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
                                             std::int32_t max_tokens, const NewDrafts& drafts) {
   look_ahead(s);
   reserve_entries(step, 1);
-  if (DecodingRun run = decoding(step);
-      drafts.count == 0 && run.add(s, sequences[s].generation, topology.geometry.size)) {
+  if (DecodingRun run = decoding(step); drafts.count == 0 && run.add(s, topology.geometry.size)) {
     run.store();
     step.built = false;
     return {};

@@ -2,7 +2,7 @@
 // from insert() to leave(), and to a step from begin_step() to the last commit().
 //
 // Each operation is defined in the file of its subject: join, add, finish and leave, in the order
-// of a sequence's life; write says whose K/V is still to come, copy which rows are still to be
+// of a sequence's life; write says whose K/V is still to come, and which rows are still to be
 // copied.
 #pragma once
 
@@ -216,7 +216,7 @@ class TreeCore {
   /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
   void mark_loaded(SequenceIndex s, TokenRange range);
 
-  // ---- copy.hpp: rows that are still to be copied --------------------------------------------
+  // ---- the same: rows that are still to be copied --------------------------------------------
 
   /// Makes room for the copies of so many rows: one per row at the most.
   void reserve_copies(std::size_t rows);
@@ -385,8 +385,6 @@ class TreeCore {
   void take_back(const StepEntry& entry, SequenceRecord& record) noexcept;
   void check_loadable(SequenceIndex s, TokenRange range, const TreeNode& n, std::int32_t offset,
                       std::int32_t end) const;
-
-  // ---- copy.hpp ------------------------------------------------------------------------------
 
   /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one chunk.
   /// Rows that are themselves still to be copied are taken from where they come from, so that no

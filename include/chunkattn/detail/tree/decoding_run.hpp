@@ -36,14 +36,13 @@ class DecodingRun {
         max_steps_(max_steps) {}
 
   /// Adds the last token of a sequence. False, with nothing changed, where more is to be asked or
-  /// done, or where the handle's generation is over.
-  CHUNKATTN_INLINE bool add(SequenceIndex s, std::uint32_t generation,
-                            std::int32_t chunk_size) noexcept {
+  /// done.
+  CHUNKATTN_INLINE bool add(SequenceIndex s, std::int32_t chunk_size) noexcept {
     SequenceRecord& record = records_[s];
     const std::int32_t begin = record.cursor;
-    if (record.generation != generation || record.size + record.reserved != begin + 1 ||
-        record.last_step == step_number_ || record.steps >= max_steps_ ||
-        (record.superseded | std::uint8_t{record.may_wait}) != 0) [[unlikely]]
+    if (record.size + record.reserved != begin + 1 || record.last_step == step_number_ ||
+        record.steps >= max_steps_ || (record.superseded | std::uint8_t{record.may_wait}) != 0)
+        [[unlikely]]
       return false;
     TreeNode& tail = nodes_[record.tail];
     const std::int32_t in_tail = begin - tail.position;
@@ -61,7 +60,7 @@ class DecodingRun {
     record.last_step = step_number_;
     StepEntry& entry = *next_++;
     entry.sequence = s;
-    entry.generation = generation;
+    entry.generation = record.generation;
     entry.epoch = record.epoch;
     entry.begin = begin;
     entry.length = 1;

@@ -8,8 +8,8 @@
 
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "copy.hpp"
 #include "core.hpp"
+#include "write.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

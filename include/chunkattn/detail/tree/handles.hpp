@@ -44,7 +44,6 @@ enum class HandleKind : std::uint8_t { sequence, step, pin };
 struct DroppedHandle {
   HandleKind what;
   std::int32_t index;
-  std::uint32_t generation;
 };
 /// Into an order that does not depend on which thread came first.
 #if CHUNKATTN_BODIES
@@ -88,13 +87,11 @@ class SharedTree {
   void count_handle() noexcept { ++handles_; }
 
   template <HandleKind What>
-  void drop(std::int32_t index, std::uint32_t generation) noexcept {
-    if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {
-      act(What, index, generation);
-      return;
-    }
+  void drop(std::int32_t index) noexcept {
+    if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]]
+      return act(What, index);
     const std::lock_guard guard(mutex_);
-    dropped_.push_back({What, index, generation});
+    dropped_.push_back({What, index});
     any_dropped_.store(true, std::memory_order_release);
   }
 
@@ -102,26 +99,24 @@ class SharedTree {
   CHUNKATTN_COLD void resolve_dropped() {
     const std::lock_guard guard(mutex_);
     sort(dropped_);
-    for (const DroppedHandle& dropped : dropped_)
-      act(dropped.what, dropped.index, dropped.generation);
+    for (const DroppedHandle& dropped : dropped_) act(dropped.what, dropped.index);
     dropped_.clear();
     any_dropped_.store(false, std::memory_order_relaxed);
   }
 
-  CHUNKATTN_INLINE void act(HandleKind what, std::int32_t index,
-                            std::uint32_t generation) noexcept {
+  CHUNKATTN_INLINE void act(HandleKind what, std::int32_t index) noexcept {
     --handles_;
     if (!tree) return;
     auto& core = tree->core;
     switch (what) {
       case HandleKind::sequence:
-        if (core.sequences.is_live(index, generation)) core.leave(index);
+        core.leave(index);
         break;
       case HandleKind::step:
         core.drop_step(index);
         break;
       case HandleKind::pin:
-        core.retention.unpin(index, generation);
+        core.retention.unpin(index);
         break;
     }
   }
@@ -134,16 +129,15 @@ class SharedTree {
 };
 
 /// Sole ownership of a tree's sequence, pin or step. Its end notifies the tree, if there
-/// still is one.
+/// still is one; until then no other gets the record.
 template <class Tree, HandleKind What>
 struct Handle {
   std::shared_ptr<SharedTree<Tree>> shared;  ///< null: empty, or moved from
   std::int32_t index = none;                 ///< of its record
-  std::uint32_t generation = 0;              ///< tells the record's users apart; 0 of a step
 
   Handle() = default;
-  Handle(std::shared_ptr<SharedTree<Tree>> of, std::int32_t record, std::uint32_t user)
-      : shared(std::move(of)), index(record), generation(user) {
+  Handle(std::shared_ptr<SharedTree<Tree>> of, std::int32_t record)
+      : shared(std::move(of)), index(record) {
     shared->count_handle();
   }
   Handle(Handle&& other) noexcept = default;
@@ -152,7 +146,6 @@ struct Handle {
       drop();
       shared = std::move(other.shared);
       index = other.index;
-      generation = other.generation;
     }
     return *this;
   }
@@ -165,47 +158,44 @@ struct Handle {
   }
   /// Whether its tree is still there.
   [[nodiscard]] bool has_tree() const noexcept { return shared && shared->tree; }
+  /// Throws InvalidArgument where it is empty, or the tree is gone.
+  [[nodiscard]] Tree& tree() const {
+    if (!has_tree()) [[unlikely]]
+      fail_dead();
+    return *shared->tree;
+  }
 
  private:
+  [[noreturn]] void fail_dead() const {
+    constexpr bool is_step = What == HandleKind::step;
+    constexpr const char* name = is_step ? "step" : "sequence";
+    if (shared == nullptr)
+      fail_argument(name, is_step ? "moved-from" : "empty",
+                    is_step ? "a step that was not moved from"
+                            : "a live handle, not one moved from or used after leave()");
+    fail_argument(name, "orphaned",
+                  is_step ? "a step whose tree still exists" : "a handle whose tree still exists");
+  }
   void drop() noexcept {
-    if (shared) shared->template drop<What>(index, generation);
+    if (shared) shared->template drop<What>(index);
   }
 };
 
 /// Ownership of a step's record, from begin_step() on until its outputs are given up.
 template <class Tree>
-class StepHandle {
- public:
-  using Shared = SharedTree<Tree>;
+struct StepHandle : Handle<Tree, HandleKind::step> {
+  StepHandle(const std::shared_ptr<SharedTree<Tree>>& of, std::int32_t record)
+      : StepHandle::Handle(of, record), number(of->tree->core.steps[record].number) {}
 
-  StepHandle(const std::shared_ptr<Shared>& shared, std::int32_t index)
-      : handle_(shared, index, 0), number_(shared->tree->core.steps[index].number) {}
+  std::uint64_t number;  ///< of the step
 
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  [[nodiscard]] Tree& tree() const {
-    if (!handle_.has_tree()) [[unlikely]]
-      fail_dead();
-    return *handle_.shared->tree;
-  }
-  [[nodiscard]] auto& core() const { return tree().core; }
-  [[nodiscard]] StepRecord& record() const { return core().steps[handle_.index]; }
-  /// The same as core(), with what other threads dropped meanwhile resolved.
+  [[nodiscard]] StepRecord& record() const { return this->tree().core.steps[this->index]; }
+  /// The tree's core, with what other threads dropped meanwhile resolved.
   auto& enter() const {
-    auto& entered = core();
-    handle_.shared->enter();
-    return entered;
+    auto& core = this->tree().core;
+    this->shared->enter();
+    return core;
   }
-  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return handle_.shared; }
-
- private:
-  [[noreturn]] void fail_dead() const {
-    if (handle_.shared == nullptr)
-      fail_argument("step", "moved-from", "a step that was not moved from");
-    fail_argument("step", "orphaned", "a step whose tree still exists");
-  }
-
-  Handle<Tree, HandleKind::step> handle_;
-  std::uint64_t number_;
 };
 
 inline ScheduledSequence row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,

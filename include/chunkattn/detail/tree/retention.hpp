@@ -6,23 +6,56 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "../../tree_options.hpp"
-#include "../retention/pin_table.hpp"
-#include "../retention/retained_lists.hpp"
-#include "../retention/retention_rules.hpp"
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
 #include "chunk_table.hpp"
 #include "prefixes.hpp"
+#include "retained_lists.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// What the tree keeps of a policy: levels are worked out where a sequence joins. In chunks.
+struct RetentionRules {
+  static constexpr std::size_t no_watermark = std::numeric_limits<std::size_t>::max();
+
+  bool retains = false;
+  std::size_t high_watermark = no_watermark;
+  std::size_t low_watermark = no_watermark;
+  std::size_t max_pinned = 0;
+  std::uint32_t ttl = 0;  ///< by the caller's clock; 0: for ever
+};
+
+/// Throws InvalidArgument for watermarks that cross.
+template <RetentionPolicy R>
+[[nodiscard]] RetentionRules rules_of(const R& policy) {
+  static_assert(
+      requires { typename R::Hooks; } ||
+          !(
+              requires { policy.learns; } || requires { policy.fair; }),
+      "PrefixTree: a policy that learns or is fair must be, or derive from, CachePolicy of "
+      "chunkattn/cache/policy.hpp");
+  RetentionRules rules{R::retains, policy.high_watermark, policy.low_watermark, policy.max_pinned};
+  if constexpr (requires { policy.ttl; }) {
+    const std::optional<std::uint32_t> ttl = policy.ttl;
+    check_argument(ttl != 0u, "ttl", 0, "at least 1, or none");
+    if (R::retains) rules.ttl = ttl.value_or(0);
+  }
+  if (rules.low_watermark == RetentionRules::no_watermark)
+    rules.low_watermark = rules.high_watermark;
+  check_argument(rules.low_watermark <= rules.high_watermark, "low_watermark", rules.low_watermark,
+                 {"at most high_watermark, ", rules.high_watermark});
+  return rules;
+}
 
 /// Lists of cached nodes other than one per level, and which leaf of them goes. Pinned nodes have a
 /// list of their own, which Retention keeps.
@@ -104,7 +137,7 @@ class Retention {
   void remove(NodeIndex index, bool active = false) noexcept {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
-    if (n.pins > 0) pins_.move(index, n.parent);
+    if (n.pins > 0) std::replace(pins_.begin(), pins_.end(), index, n.parent);
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::unpublished);
     topology_.release_slots(index, 0, active);
     topology_.remove(index);
@@ -236,21 +269,32 @@ class Retention {
   /// would be pinned.
   std::int32_t pin(PathMatch match) {
     prefixes_.reserve_nodes(1);
-    pins_.reserve();
+    if (pins_.size() == pins_.capacity()) pins_.reserve(2 * pins_.size() + 8);
+    free_pins_.reserve(pins_.capacity());
     const std::size_t unpinned = prefixes_.count_unpinned_chunks(match);
     if (chunks_.num_pinned() + unpinned > rules_.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
-    return pins_.add(match.last);
+    if (free_pins_.empty()) {
+      free_pins_.push_back(static_cast<std::int32_t>(pins_.size()));
+      pins_.push_back(none);
+    }
+    const std::int32_t pin = free_pins_.back();
+    free_pins_.pop_back();
+    pins_[to_size(pin)] = match.last;
+    return pin;
   }
-  void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
-    if (pins_.find(pin, generation) != nullptr) unpin(pin);
+  /// The pin's handle is gone.
+  void unpin(std::int32_t pin) noexcept {
+    end_pin(pins_[to_size(pin)]);
+    free_pins_.push_back(pin);
   }
+  /// Ends all pins; each keeps its index until unpin().
   void unpin_all() noexcept {
-    for (const PinRecord& pin : pins_)
-      if (pin.last != none) unpin(static_cast<std::int32_t>(&pin - pins_.begin()));
+    for (NodeIndex& last : pins_) end_pin(last);
   }
-  [[nodiscard]] const PinTable& pins() const noexcept { return pins_; }
+  /// The last node of a pinned path; none: it is not pinned any more.
+  [[nodiscard]] NodeIndex pinned(std::int32_t pin) const noexcept { return pins_[to_size(pin)]; }
 
  private:
   friend class TreeInspector;
@@ -342,11 +386,11 @@ class Retention {
     stats_.evicted_chunks += used - stats_.used_chunks;
   }
 
-  void unpin(std::int32_t pin) noexcept {
+  void end_pin(NodeIndex& last) noexcept {
+    if (last == none) return;
     // Bottom-up: a parent must stay younger than its children.
-    for (NodeIndex n = pins_[pin].last; n != root_node; n = topology_.node(n).parent)
-      change_pins(n, -1);
-    pins_.remove(pin);
+    for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent) change_pins(n, -1);
+    last = none;
   }
   /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
   /// the child that was moved just before it.
@@ -367,7 +411,8 @@ class Retention {
   const RetentionRules rules_;
   TreeStats& stats_;
   RetainedLists lists_;
-  PinTable pins_;
+  Array<NodeIndex> pins_;                 // the last node of each pinned path; none: of no path
+  Array<std::int32_t> free_pins_;         // indices of pins without a handle
   std::unique_ptr<EvictionOrder> order_;  // of a component's policy; else by level and age
   std::uint64_t time_ = 0;                // by the caller's clock
   const bool keeps_to_peak_;              // the pool has no limit, and the policy sets none

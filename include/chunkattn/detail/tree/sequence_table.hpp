@@ -53,11 +53,6 @@ class SequenceTable {
   /// Indices of sequences are below this.
   [[nodiscard]] std::size_t num_indices() const noexcept { return records_.size(); }
   [[nodiscard]] std::size_t capacity() const noexcept { return records_.capacity(); }
-  /// Of a handle's index and generation: a generation ends when its sequence leaves.
-  [[nodiscard]] bool is_live(SequenceIndex s, std::uint32_t generation) const noexcept {
-    return records_[to_size(s)].generation == generation;
-  }
-
   /// Never given to another sequence of this tree.
   [[nodiscard]] SequenceId id_of(SequenceIndex s) const noexcept {
     const SequenceRecord& record =
@@ -102,7 +97,7 @@ class SequenceTable {
     record.state = SequenceState::free;
     --stats_.leaving_sequences;
     if (record.generation == last_generation) [[unlikely]]
-      return;  // stays unused: a handle of its first sequence would be taken for one of the next
+      return;  // stays unused: the next would have the id of its first sequence
     record.next_free = free_records_;
     free_records_ = s;
   }

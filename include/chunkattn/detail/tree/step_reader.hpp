@@ -137,8 +137,7 @@ template <class Tree>
 class StepTokens {
  public:
   StepTokens() = default;
-  explicit StepTokens(const StepHandle<Tree>& step)
-      : shared_(step.shared()), step_(&step.record()) {}
+  explicit StepTokens(const StepHandle<Tree>& step) : shared_(step.shared), step_(&step.record()) {}
 
   /// Calls f(entry, path position, token) for the first `num_rows` rows, see
   /// TokenTree::for_each_row().

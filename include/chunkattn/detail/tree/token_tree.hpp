@@ -20,7 +20,6 @@
 #if CHUNKATTN_BODIES
 #include "../support/array.hpp"
 #include "add.hpp"
-#include "copy.hpp"
 #include "finish.hpp"
 #include "join.hpp"
 #include "leave.hpp"
