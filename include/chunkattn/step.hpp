@@ -266,7 +266,7 @@ class [[nodiscard]] Step {
       detail::fail_argument("max_tokens", max_tokens, "at least one token");
     detail::StepRecord& record = handle_.record();
     detail::TreeCore& core = tree.core;
-    core.reserve_entries(record, count);
+    record.entries.reserve_more(count);
     struct Addition {  // takes out again what was added, unless all was
       detail::TreeCore& core;
       detail::StepRecord& record;

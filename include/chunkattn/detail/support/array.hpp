@@ -111,6 +111,11 @@ class Array {
   void reserve(std::size_t capacity) {
     if (capacity > capacity_) grow(capacity);
   }
+  /// Makes room for `count` more elements, so that appending them cannot fail.
+  void reserve_more(std::size_t count) {
+    if (capacity_ - size_ < count) [[unlikely]]
+      grow(std::max(size_ + count, 2 * size_));
+  }
   /// New elements are T{}, or `value`.
   void resize(std::size_t size, const T& value = T{}) {
     if (size > size_) {

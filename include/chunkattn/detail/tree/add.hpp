@@ -55,10 +55,8 @@ class DraftPlacement {
 
  private:
   void plant(std::span<const std::int32_t> parents) {
-    if (step_.trees.size() == step_.trees.capacity())
-      step_.trees.reserve(2 * step_.trees.size() + 8);
-    if (step_.drafts.capacity() - before_ < parents.size())
-      step_.drafts.reserve(2 * (before_ + parents.size()));
+    step_.trees.reserve_more(1);
+    step_.drafts.reserve_more(parents.size());
     main_branch_ = 0;
     for (std::size_t i = 0; i < parents.size(); ++i) {
       const std::int32_t parent = parents[i];
@@ -118,7 +116,7 @@ class ScratchSlots {
     if (is_first_ && core_.release_scratch(scratch_)) core_.finish_all_leaving();
   }
 
-  /// `count` more; false where the budget is spent. TreeCore::reserve_scratch() comes first.
+  /// `count` more; false where the budget is spent. TreeCore::reserve_joining() comes first.
   bool take(std::int32_t count) {
     if (count == 0) return true;
     is_first_ = scratch_ == none;
@@ -144,7 +142,7 @@ class ScratchSlots {
 CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
                                             std::int32_t max_tokens, const NewDrafts& drafts) {
   look_ahead(s);
-  reserve_entries(step, 1);
+  step.entries.reserve_more(1);
   if (DecodingRun run = decoding(step); drafts.count == 0 && run.add(s, topology.geometry.size)) {
     run.store();
     step.built = false;
@@ -157,7 +155,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
                                                                       SequenceIndex s,
                                                                       std::int32_t max_tokens,
                                                                       const NewDrafts& drafts) {
-  if (!drafts.parents.empty()) reserve_scratch();
+  if (!drafts.parents.empty()) reserve_joining(1);  // for ScratchSlots
   SequenceRecord& record = sequences[s];
   if (record.last_step == step.number) [[unlikely]]
     fail_argument("sequence", "added twice", "each sequence at most once per step");
@@ -235,12 +233,6 @@ CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::take_out(StepRecord& step,
     sequences[entry.sequence].last_step = 0;
     step.num_rows -= entry.length;
   }
-}
-
-CHUNKATTN_FUNCTION void TreeCore::reserve_scratch() {
-  prefixes.reserve_nodes(1);
-  sequences.reserve();
-  reserve_leaving();
 }
 
 CHUNKATTN_FUNCTION SequenceIndex TreeCore::add_scratch() noexcept {

@@ -2,7 +2,6 @@
 // from the caller's allocator, and tokens lie in them. Nodes are known here only as indices.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -264,7 +263,6 @@ class ChunkTable {
   }
   void grow(std::size_t count) {
     tokens_.grow(count);
-    if (count > records_.capacity()) records_.reserve(std::max(count, 2 * records_.size()));
     records_.resize(count);
   }
   void give_back(ChunkIndex s) noexcept {

@@ -112,17 +112,12 @@ class TreeCore {
   /// as far as `max_tokens` allows. Either all of it happens or nothing does.
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                  const NewDrafts& drafts);
-  /// What adds many sequences, as far as each just decodes; reserve_entries() comes first.
+  /// What adds many sequences, as far as each just decodes; room for their entries comes first.
   [[nodiscard]] DecodingRun decoding(StepRecord& step) noexcept {
     const std::int32_t max_steps = step.is_void       ? 0
                                    : steps.any_void() ? 1
                                                       : StepTable::max_in_flight;
     return {topology, sequences, step, max_steps};
-  }
-  /// Makes memory for `count` more entries.
-  static void reserve_entries(StepRecord& step, std::size_t count) {
-    const std::size_t size = step.entries.size();
-    if (step.entries.capacity() - size < count) step.entries.reserve(2 * size + count + 8);
   }
   /// Takes the entries from `first` on out of an open step again, as if they had not been added:
   /// earlier steps of their sequences use no slot after those that were there before.
@@ -158,7 +153,7 @@ class TreeCore {
   static std::int32_t depth_of(const StepEntry& entry, std::span<const Draft> tree,
                                std::int32_t leaf);
   /// Asks for copies of what an accepted branch has in scratch slots to those after the known
-  /// tokens; reserve_copies() of its depth comes first. Returns whether there is any.
+  /// tokens; room for as many as its depth comes first. Returns whether there is any.
   bool move_branch(const StepRecord& step, const StepEntry& entry, std::span<const Draft> tree,
                    std::int32_t leaf) noexcept;
   /// The tokens that were stored from the entry's output position on are known: accepted drafts,
@@ -218,8 +213,6 @@ class TreeCore {
 
   // ---- the same: rows that are still to be copied --------------------------------------------
 
-  /// Makes room for the copies of so many rows: one per row at the most.
-  void reserve_copies(std::size_t rows);
   /// The copies that the step's plan must carry, which from now on it has: those that no step has
   /// but one that is void. (One that has ended without making them counts as void.)
   void carry_copies(std::uint64_t step, Array<RowCopy>& rows);
@@ -241,6 +234,9 @@ class TreeCore {
     bool is_computed;     ///< nothing is left to compute
   };
 
+  /// Makes room for a sequence and so many nodes, so that only chunks may be wanting, and nothing
+  /// to leave(). Moves the records of nodes and sequences.
+  void reserve_joining(std::size_t num_nodes);
   /// A few last tokens that are not computed yet are the new sequence's own to compute, so that
   /// neither waits for the other. Of the rest a short private tail is copied, a longer one shared.
   [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept;
@@ -260,9 +256,6 @@ class TreeCore {
   AddOutcome add_general(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                          const NewDrafts& drafts);
   void look_ahead(SequenceIndex s) const noexcept;
-  /// Makes room for what ScratchSlots need, so that only chunks may be wanting. Moves the records
-  /// of nodes and sequences.
-  void reserve_scratch();
   /// A sequence without tokens, found by no prompt, that has left and that one step uses.
   SequenceIndex add_scratch() noexcept;
   /// A step has no use for them any more: they are discarded by finish_all_leaving() as soon as no
@@ -329,8 +322,6 @@ class TreeCore {
   [[nodiscard]] bool retains() const noexcept { return retention.rules().retains; }
   /// leave() without counting it, for scratch sequences, too.
   void begin_leaving(SequenceIndex s) noexcept;
-  /// Makes room for all sequences there can be, so that leave() cannot fail.
-  void reserve_leaving();
   /// Ends all that left and that nothing uses any more; then keeps to the watermarks.
   void finish_all_leaving() noexcept;
   /// Nothing uses the sequence, which has left, any more.

@@ -17,10 +17,8 @@ namespace detail {
 CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(PathMatch match, const Joining& prompt,
                                                 const InsertOptions& how) {
   // Everything that may fail comes first: memory for the records, then chunks.
-  prefixes.reserve_nodes(4);  // split off, public part, own part, tail
+  reserve_joining(4);  // split off, public part, own part, tail
   retention.reserve_level(prompt.level);
-  sequences.reserve();
-  reserve_leaving();
   if (match.used > 0 && match.used < topology.node(match.last).length)
     match.last = retention.split(match.last, match.used);
   if (!hold_while_acquiring(match, prompt.size - match.length)) {
@@ -51,6 +49,12 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(PathMatch match, const Joining& 
   return index;
 }
 
+CHUNKATTN_FUNCTION void TreeCore::reserve_joining(std::size_t num_nodes) {
+  prefixes.reserve_nodes(num_nodes);
+  sequences.reserve();
+  leaving_.reserve(sequences.capacity());
+}
+
 CHUNKATTN_FUNCTION void TreeCore::check_append(SequenceIndex s, std::size_t count) const {
   const SequenceRecord& record = sequences[s];
   check_argument(count > 0, "tokens.size()", 0, "at least one token");
@@ -70,12 +74,10 @@ CHUNKATTN_FUNCTION bool TreeCore::append(SequenceIndex s, std::int32_t count) {
 
 CHUNKATTN_FUNCTION SequenceIndex TreeCore::fork(SequenceIndex s, std::int32_t length,
                                                 bool compute_last) {
-  prefixes.reserve_nodes(2);  // split off or retired tail, and the new tail
-  sequences.reserve();
-  reserve_leaving();
+  reserve_joining(2);  // split off or retired tail, and the new tail
   const ForkPlan plan = plan_fork(s, length);
   if (plan.copied > 0) {
-    reserve_copies(to_size(topology.geometry.size));
+    pending_copies.reserve_more(to_size(topology.geometry.size));  // one per row at the most
     if (!retention.acquire(topology.geometry.chunks_for(plan.copied))) return none;
   }
 

@@ -51,17 +51,13 @@ CHUNKATTN_FUNCTION void TreeCore::begin_leaving(SequenceIndex s) noexcept {
     i = n.parent;
   }
   if (is_used || record.copies > 0)
-    leaving_.push_back(s);  // reserved by reserve_leaving()
+    leaving_.push_back(s);  // there is room, see reserve_joining()
   else
     finish_leaving(s);
   if (had_copies || sequences.num_live() == 0)
     finish_all_leaving();  // others may have waited for the copies
   else
     retention.keep_to_watermarks();
-}
-
-CHUNKATTN_FUNCTION void TreeCore::reserve_leaving() {
-  if (leaving_.capacity() < sequences.capacity()) leaving_.reserve(sequences.capacity());
 }
 
 CHUNKATTN_FUNCTION void TreeCore::finish_all_leaving() noexcept {

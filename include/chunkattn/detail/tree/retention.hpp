@@ -269,7 +269,7 @@ class Retention {
   /// would be pinned.
   std::int32_t pin(PathMatch match) {
     prefixes_.reserve_nodes(1);
-    if (pins_.size() == pins_.capacity()) pins_.reserve(2 * pins_.size() + 8);
+    pins_.reserve_more(1);
     free_pins_.reserve(pins_.capacity());
     const std::size_t unpinned = prefixes_.count_unpinned_chunks(match);
     if (chunks_.num_pinned() + unpinned > rules_.max_pinned) return none;

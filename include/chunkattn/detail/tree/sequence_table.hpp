@@ -64,10 +64,7 @@ class SequenceTable {
   // ---- records -------------------------------------------------------------------------------
 
   /// Makes room for one more, so that add() cannot fail.
-  void reserve() {
-    if (records_.size() == records_.capacity()) [[unlikely]]
-      grow();
-  }
+  void reserve() { records_.reserve_more(1); }
   SequenceIndex add() noexcept {
     SequenceIndex s = free_records_;
     if (s != none) {
@@ -197,10 +194,6 @@ class SequenceTable {
 
  private:
   static constexpr std::uint32_t last_generation = std::numeric_limits<std::uint32_t>::max();
-
-  [[gnu::noinline]] void grow() {
-    records_.reserve(std::max<std::size_t>(16, 2 * records_.capacity()));
-  }
 
   Topology& topology_;
   TreeStats& stats_;

@@ -49,8 +49,6 @@ class TokenStore final : public Tokens {
  public:
   void grow(std::size_t num_chunks) override {
     if (num_chunks * ChunkSize <= tokens_.size()) return;
-    if (num_chunks * ChunkSize > tokens_.capacity())
-      tokens_.reserve(std::max(num_chunks * ChunkSize, 2 * tokens_.size()));
     tokens_.resize(num_chunks * ChunkSize);
   }
   [[nodiscard]] std::uint64_t hash(std::uint64_t seed, ChunkIndex chunk, std::int32_t offset,
@@ -263,7 +261,7 @@ class TokenTree {
       if (!same) [[unlikely]]
         fail_other_draft(draft.depth - 1);
     }
-    core.reserve_copies(to_size(depth));
+    core.pending_copies.reserve_more(to_size(depth));
     const TreeNode& tail = core.sequences.tail(entry.sequence);
     const bool moves = core.move_branch(step, entry, tree, leaf);
     store(tail, entry.output_position() - tail.position, outputs);

@@ -229,11 +229,6 @@ CHUNKATTN_FUNCTION void TreeCore::take_back(const StepEntry& entry,
 
 // ---- copies -----------------------------------------------------------------------------------
 
-CHUNKATTN_FUNCTION void TreeCore::reserve_copies(std::size_t rows) {
-  if (pending_copies.capacity() - pending_copies.size() < rows)
-    pending_copies.reserve(2 * pending_copies.capacity() + rows);
-}
-
 /// Where `pending` is to write the row at `offset`, `copy` reads what that one reads. Else it
 /// ends where `pending` begins.
 inline bool redirect(PendingCopy& copy, const PendingCopy& pending, std::int32_t offset) noexcept {
