@@ -205,13 +205,12 @@ class TokenTree {
         {size, public_length(prompt, options), published_end, policy_.level(options.priority)},
         options);
     if (joined == none) return none;
-    core.sequences.for_each_node(joined, {match.length, size - match.length},
-                                 [&](NodeIndex i, std::int32_t, std::int32_t length) {
-                                   const TreeNode& n = core.topology.node(i);
-                                   store(n, 0,
-                                         prompt.subspan(to_size(n.position), to_size(length)));
-                                   if (n.state == NodeState::published) core.prefixes.publish(i);
-                                 });
+    const auto store_node = [&](NodeIndex i, std::int32_t, std::int32_t length) {
+      const TreeNode& n = core.topology.node(i);
+      store(n, 0, prompt.subspan(to_size(n.position), to_size(length)));
+      if (n.state == NodeState::published) core.prefixes.publish(i);
+    };
+    core.sequences.for_each_node(joined, {match.length, size - match.length}, store_node);
     if constexpr (has_hooks) Policy::Hooks::inserted(*this, prompt, options, match.length, joined);
     return joined;
   }
