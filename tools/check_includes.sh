@@ -25,17 +25,17 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 490              attention_options 1190     attention_plan 4170        chunk_attention 8780
-  chunkattn 13880            cuda 7300                  element 230                error 190
+  allocator 490              attention_options 1190     attention_plan 4170        chunk_attention 8800
+  chunkattn 13900            cuda 7300                  element 230                error 190
   executor 580               fwd 700                    kv_cache 1550              kv_view 920
   merge_state 590            plan_view 630              prefix_tree 5050           sequence 3240
   step 3510                  tree_options 660           variants 650               version 10
   cache/admission 4360       cache/checkpoints 4670     cache/policy 4940          debug/attention 2510
   debug/reference 2450       debug/tree 3320            events/cache_event 820     events/cache_events 3120
   events/mirror 3400         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
-  interop/paged_view 960     runtime/any_attention 2440 runtime/make_attention 9680 runtime/openmp_executor 650
+  interop/paged_view 960     runtime/any_attention 2440 runtime/make_attention 9700 runtime/openmp_executor 650
   tiers/tier_store 120       tiers/tiers 6260           transfer/transfer 1970
-  all 20240                  program 13860              headers 24920"
+  all 20260                  program 13880              headers 24940"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -50,11 +50,6 @@ EXPLAINED = [
 
     _cpu("simd", "return rows[0];", "rows[(0 - 1)]", "the array has one element, so the compiler knows the index"),
     _cpu("sequence_first", "int count = 0;", "count = (0 - 1)", SAME + ": no line sees fewer than 0"),
-    _cpu("sequence_first", "if (l < used) {", "l <= used", "the row after the last is its copy, which sees nothing: "
-         "maximum and sum stay"),
-    _cpu("sequence_first", "if (l < used) common =", "l <= used", CHOICE + ": all tokens are added line by line"),
-    _cpu("sequence_first", "visible[l] = l < used ?", "l <= used ?", "of rows that are not read"),
-    _cpu("sequence_first", "visible_tokens(block, state, line) : 0", ": (0 + 1)", "of rows that are not read"),
     _cpu("chunk_first", "if (lines.seen == 0) return;", "deleted", AGAIN),
     _cpu("line_state", "std::fill(max + begin, max + end, empty_max)", "empty_max + 1", SAME + ": 1 is nothing to 1e38"),
     _cpu("line_state", "std::fill(out + begin * ValueDim", "out + 1 + end", PADDED),

@@ -432,8 +432,8 @@ class Engine {
 
   // Normalises one line and writes it where the caller wants it.
   template <class T, class X, class Y, class V>
-  void finish_line(const Call<T, X, Y, V>& call, int row, int qo_head, SoftmaxState softmax,
-                   const float* from) noexcept {
+  [[gnu::noinline]] void finish_line(const Call<T, X, Y, V>& call, int row, int qo_head,
+                                     SoftmaxState softmax, const float* from) noexcept {
     constexpr int width = simd::width_for<ValueDim>;
     const std::ptrdiff_t to = call.qo_index(row, qo_head);
     float factor = normaliser(softmax);
@@ -454,8 +454,8 @@ class Engine {
 
   // The same for a partial result that is complete.
   template <class T, class X, class Y, class V>
-  void finish_partial(const Call<T, X, Y, V>& call, int row, int qo_head,
-                      LineTotal<ValueDim> result) noexcept {
+  [[gnu::noinline]] void finish_partial(const Call<T, X, Y, V>& call, int row, int qo_head,
+                                        LineTotal<ValueDim> result) noexcept {
     if (result.softmax().empty()) result.start({}, zero_row<ValueDim, float>);
     const SoftmaxState softmax = result.close(result.out());
     finish_line(call, row, qo_head, softmax, result.out());

@@ -51,6 +51,14 @@
 #define CHUNKATTN_VECTORS_ALLOW CHUNKATTN_ALLOW_NOTHING
 #endif
 
+// Before a loop over rows or vectors that are widened: without an instruction for it a vector of
+// halves takes 20.
+#if defined(CHUNKATTN_PASS_PORTABLE)
+#define CHUNKATTN_WIDENING CHUNKATTN_ROLLED
+#else
+#define CHUNKATTN_WIDENING CHUNKATTN_UNROLLED
+#endif
+
 // The matrix unit: the processor's, which comes with avx512 alone, or the model of it. Its
 // instructions are written as assembler, for which clang wants the permission and g++ does not.
 #if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_AMX)

@@ -28,10 +28,9 @@ CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& cursor, int step) noexcept {
 /// number of token groups is computed. Rows are read one after the other, as they lie in memory,
 /// and for each another is prefetched.
 template <int HeadDim, int Lines, class T>
-CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
-                                    const float* const (&q)[to_size(Lines)],
-                                    float (*logits)[padded_block_tokens],
-                                    PrefetchCursor& ahead) noexcept {
+[[gnu::noinline]] void stream_logits(const Block<T>& block, int count, const float* const* queries,
+                                     float (*logits)[padded_block_tokens],
+                                     PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int group = simd::num_accumulators / Lines;
   // Tokens at once: enough sums to keep the multiply-adds busy, and q is loaded once for them.
@@ -39,10 +38,12 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
   constexpr int step_lines = std::max(1, cache_lines_per_row<HeadDim, T> * unrolled / vectors);
+  const float* q[to_size(Lines)];
+  std::copy_n(queries, Lines, q);
   PrefetchCursor cursor = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[simd::num_accumulators];
-    CHUNKATTN_UNROLLED
+    CHUNKATTN_WIDENING
     for (int j = 0; j < group; j += together) {
       simd::Float<width> sum[to_size(together)][to_size(Lines)];
       CHUNKATTN_UNROLLED
@@ -96,11 +97,9 @@ using Count = std::integral_constant<int, N>;
 /// out[line] = rescale[line] * out[line] + sum over the first `count` tokens of p[line][token] *
 /// V[token].
 template <int ValueDim, int Lines, class T>
-CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
-                                    const float (*p)[padded_block_tokens],
-                                    const float (&rescale)[to_size(Lines)],
-                                    float* const (&out)[to_size(Lines)],
-                                    PrefetchCursor& ahead) noexcept {
+[[gnu::noinline]] void stream_values(const Block<T>& block, int count,
+                                     const float (*p)[padded_block_tokens], const float* rescale,
+                                     float* const* out, PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   constexpr int vectors = ValueDim / width;
   // AVX2 has registers for 12 sums of four lines, 3 vectors of V and a weight.
@@ -151,57 +150,43 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   ahead = cursor;
 }
 
-/// P·V of a stream where rules may hide keys of the first `count` from some of its lines.
-template <int ValueDim, int Lines, class T>
-CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used,
-                                            const float (*p)[padded_block_tokens],
-                                            const float (&rescale)[to_size(Lines)],
-                                            float* const (&out)[to_size(Lines)],
-                                            PrefetchCursor& ahead) noexcept {
-  NonfiniteValues<ValueDim, T> nonfinite(block);
-  for (int t = 0; t < count; ++t) {
-    bool hidden = false;
-    for (int l = 0; l < used; ++l) hidden = hidden || is_hidden(p[l][t]);
-    if (hidden) nonfinite.inspect(t);
-  }
-  stream_values<ValueDim, Lines>(block, count, p, rescale, out, ahead);
-  for (int l = 0; l < used; ++l) nonfinite.add(p[l], 1, out[l]);
-}
+/// The lines that a stream computes at once: of the task [first, first + used), then padding, which
+/// repeats the last of them.
+struct StreamLines {
+  int first;
+  int used;
+  int count;                    ///< 1, 2 or 4, with the padding
+  int visible[stream_lines];    ///< tokens of the block that each sees
+  float rescale[stream_lines];  ///< factors of their outputs
 
-/// One block for `Lines` lines, of which the first `used` are line0, line0 + 1, …, the others
-/// padding.
-template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
-[[gnu::noinline]] void stream_block(Block<T>& block, int line0, int used,
-                                    LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
-                                    Rules rules) noexcept {
-  constexpr int width = simd::native_width;
-  alignas(64) float logits[to_size(Lines)][padded_block_tokens];
-  const float* q[to_size(Lines)];
-  float* out[to_size(Lines)];
-  int visible[to_size(Lines)];
-  float rescale[to_size(Lines)];
-  int count = 0;              // tokens that some line sees
-  int common = block_tokens;  // tokens that all see
-  for (int l = 0; l < Lines; ++l) {
-    const int line = line0 + std::min(l, used - 1);
-    q[l] = state.q + line * HeadDim;
-    out[l] = l < used ? state.out + line * ValueDim : state.spare;
-    visible[l] = l < used ? visible_tokens(block, state, line) : 0;
-    count = std::max(count, visible[l]);
-    if (l < used) common = std::min(common, visible[l]);
+  /// Number l of these, as a line of the task.
+  [[nodiscard]] int line(int l) const noexcept { return first + std::min(l, used - 1); }
+  /// f(Count<n>) for n = count: what is unrolled is compiled for each, all else for any of them.
+  template <class F>
+  CHUNKATTN_INLINE void with_count(const F& f) const {
+    if (count == 4) return f(Count<4>{});
+    if (count == 2) return f(Count<2>{});
+    f(Count<1>{});
   }
-  if (count == 0) return;
-  stream_logits<HeadDim, Lines>(block, count, q, logits, ahead);
-  for (int l = 0; l < Lines; ++l) {
+};
+
+/// Turns the logits of the block's first `count` tokens into probabilities.
+template <class T, class State, class Rules>
+[[gnu::noinline]] void stream_softmax(const Block<T>& block, int count, StreamLines& lines,
+                                      float (*logits)[padded_block_tokens], State& state,
+                                      Rules rules) noexcept {
+  constexpr int width = simd::native_width;
+  for (int l = 0; l < lines.count; ++l) {
     // Tokens that this line does not see: a logit that loses, then a probability of exactly 0.
-    const int line = line0 + std::min(l, used - 1);
+    const int line = lines.line(l);
+    const int visible = lines.visible[l];
     const auto terms = rules.from(line).template for_keys<width>();
     simd::Float<width> largest = simd::broadcast<width>(empty_max);
     for (int t = 0; t < count; t += width) {
       simd::Float<width> s = simd::load<width>(logits[l] + t);
       if constexpr (has_row_scales<T>) s = s * simd::load<width>(block.k_scale + t);
       if constexpr (Rules::change_logits) s = terms.logit(s, block.position + t);
-      simd::Int<width> mask = simd::iota<width>() + t < visible[l];
+      simd::Int<width> mask = simd::iota<width>() + t < visible;
       if constexpr (Rules::hide) mask = mask & terms.visible(block.position + t);
       s = simd::select<width>(mask, s,
                               simd::broadcast<width>(Rules::hide ? hidden_logit : empty_max));
@@ -217,38 +202,83 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
           simd::exp_nonpositive<width>(s - simd::broadcast<width>(new_max));
       simd::Float<width> p = e;
       if constexpr (!Rules::hide)
-        p = simd::select<width>(simd::iota<width>() + t < visible[l], e, simd::zero<width>());
+        p = simd::select<width>(simd::iota<width>() + t < visible, e, simd::zero<width>());
       sum = sum + p;
       if constexpr (has_row_scales<T>) p = p * simd::load<width>(block.v_scale + t);
       if constexpr (Rules::hide) p = marked<width>(p, s);
       simd::store(logits[l] + t, p);
     }
-    rescale[l] = 1.0f;
-    if (l < used) {
-      if (new_max > old_max)
-        rescale[l] = simd::exp_nonpositive<4>(simd::broadcast<4>(old_max - new_max))[0];
-      state.max[line] = new_max;
-      state.sum[line] =
-          simd::fma(simd::broadcast<4>(state.sum[line]), simd::broadcast<4>(rescale[l]),
-                    simd::broadcast<4>(simd::reduce_sum<width>(sum)))[0];
-    }
+    lines.rescale[l] = 1.0f;
+    if (l >= lines.used) continue;
+    if (new_max > old_max)
+      lines.rescale[l] = simd::exp_nonpositive<4>(simd::broadcast<4>(old_max - new_max))[0];
+    state.max[line] = new_max;
+    state.sum[line] =
+        simd::fma(simd::broadcast<4>(state.sum[line]), simd::broadcast<4>(lines.rescale[l]),
+                  simd::broadcast<4>(simd::reduce_sum<width>(sum)))[0];
   }
+}
+
+/// P·V of a stream where rules may hide keys of the first `count` from some of its lines.
+template <int ValueDim, class T>
+CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, const StreamLines& lines,
+                                            const float (*p)[padded_block_tokens],
+                                            float* const* out, PrefetchCursor& ahead) noexcept {
+  NonfiniteValues<ValueDim, T> nonfinite(block);
+  for (int t = 0; t < count; ++t) {
+    bool hidden = false;
+    for (int l = 0; l < lines.used; ++l) hidden = hidden || is_hidden(p[l][t]);
+    if (hidden) nonfinite.inspect(t);
+  }
+  lines.with_count([&]<int N>(Count<N>) CHUNKATTN_LAMBDA {
+    stream_values<ValueDim, N>(block, count, p, lines.rescale, out, ahead);
+  });
+  for (int l = 0; l < lines.used; ++l) nonfinite.add(p[l], 1, out[l]);
+}
+
+/// One block for lines [first, first + used), at most stream_lines.
+template <int HeadDim, int ValueDim, class T, class Rules>
+[[gnu::noinline]] void stream_block(Block<T>& block, int first, int used,
+                                    LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
+                                    Rules rules) noexcept {
+  alignas(64) float logits[stream_lines][padded_block_tokens];
+  StreamLines lines{first, used, used > 2 ? 4 : used, {}, {}};
+  const float* q[stream_lines];
+  float* out[stream_lines];
+  int count = 0;              // tokens that some line sees
+  int common = block_tokens;  // tokens that all see
+  for (int l = 0; l < lines.count; ++l) {
+    const int line = lines.line(l);
+    q[l] = state.q + line * HeadDim;
+    out[l] = l < used ? state.out + line * ValueDim : state.spare;
+    lines.visible[l] = visible_tokens(block, state, line);
+    count = std::max(count, lines.visible[l]);
+    common = std::min(common, lines.visible[l]);
+  }
+  if (count == 0) return;
+  lines.with_count([&]<int N>(Count<N>) CHUNKATTN_LAMBDA {
+    stream_logits<HeadDim, N>(block, count, q, logits, ahead);
+  });
+  stream_softmax(block, count, lines, logits, state, rules);
   if constexpr (Rules::hide)
-    return stream_visible_values<ValueDim, Lines>(block, count, used, logits, rescale, out, ahead);
+    return stream_visible_values<ValueDim>(block, count, lines, logits, out, ahead);
   // Tokens that only some lines see are added line by line, to sums of their own.
-  alignas(64) float sums[to_size(Lines)][to_size(ValueDim)];
-  float* to[to_size(Lines)];
-  for (int l = 0; l < Lines; ++l) {
+  alignas(64) float sums[stream_lines][to_size(ValueDim)];
+  float* to[stream_lines];
+  for (int l = 0; l < lines.count; ++l) {
     to[l] = out[l];
     if (common == count) continue;
     to[l] = sums[l];
     std::fill_n(sums[l], ValueDim, 0.0f);
   }
-  stream_values<ValueDim, Lines>(block, common, logits, rescale, to, ahead);
+  lines.with_count([&]<int N>(Count<N>) CHUNKATTN_LAMBDA {
+    stream_values<ValueDim, N>(block, common, logits, lines.rescale, to, ahead);
+  });
   if (common == count) return;
   for (int l = 0; l < used; ++l) {
-    for (int t = common; t < visible[l]; ++t) add_value<ValueDim>(logits[l][t], block.v[t], to[l]);
-    add_block_sums<ValueDim>(sums[l], rescale[l], out[l]);
+    for (int t = common; t < lines.visible[l]; ++t)
+      add_value<ValueDim>(logits[l][t], block.v[t], to[l]);
+    add_block_sums<ValueDim>(sums[l], lines.rescale[l], out[l]);
   }
 }
 
@@ -256,15 +286,9 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
 template <class T, class State, class Rules>
 void sequence_first_block(Block<T>& block, int line0, int num_lines, State& state,
                           PrefetchCursor& ahead, Rules rules) noexcept {
-  for (int line = 0; line < num_lines; line += stream_lines) {
-    const int count = std::min(stream_lines, num_lines - line);
-    if (count > 2)
-      stream_block<4>(block, line0 + line, count, state, ahead, rules);
-    else if (count == 2)
-      stream_block<2>(block, line0 + line, 2, state, ahead, rules);
-    else
-      stream_block<1>(block, line0 + line, 1, state, ahead, rules);
-  }
+  for (int line = 0; line < num_lines; line += stream_lines)
+    stream_block(block, line0 + line, std::min(stream_lines, num_lines - line), state, ahead,
+                 rules);
 }
 
 CHUNKATTN_PASS_END

@@ -45,7 +45,7 @@ CHUNKATTN_INLINE const float* widened(const T* const* rows, int count, int begin
                                       float* scratch) noexcept {
   constexpr int width = simd::width_for<Dim>;
   for (int t = 0; t < count; ++t) {
-    CHUNKATTN_UNROLLED
+    CHUNKATTN_WIDENING
     for (int i = 0; i < Columns / width; ++i) {
       simd::store(scratch + t * Columns + i * width,
                   simd::load_widened<width>(rows[t] + begin + i * width));
