@@ -225,6 +225,19 @@ TEST_CASE("clear() makes pins void and gives their budget back") {
   CHECK(fresh.size() == 8);
 }
 
+TEST_CASE("the record of a pin that is gone is the next one's") {
+  Tree tree = make(8, 4);
+  pass(tree, iota(0, 8));
+  const detail::Retention& retention = detail::TreeAccess::core(tree).retention;
+  {
+    const auto first = tree.pin(iota(0, 8));
+    CHECK(retention.pinned(0) != detail::none);
+  }
+  CHECK(retention.pinned(0) == detail::none);
+  const auto second = tree.pin(iota(0, 8));
+  CHECK(retention.pinned(0) != detail::none);
+}
+
 TEST_CASE("pins survive splits, on both sides") {
   Tree tree = make(20, 4);
   pass(tree, iota(0, 16));
