@@ -24,6 +24,7 @@
 #include "chunkattn/cuda.cuh"
 #include "chunkattn/debug/attention.hpp"
 #include "chunkattn/plan_view.hpp"
+#include "tests/support/schedule_summary.hpp"
 
 namespace {
 
@@ -243,7 +244,9 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
   run(0);
   check(cudaStreamSynchronize(stream), "run");
   const double us = measure(stream, layers, seconds, run);
-  const auto& summary = summary_of(attention);
+  const test::ScheduleSummary summary =
+      test::summarize(chunkattn::plan_upload_of(attention).scheduler(),
+                      chunkattn::plan_upload_of(attention).geometry());
   const double bytes = plan.stored_tokens * c.kv_heads * d * 4 + 2.0 * lines * d * 2;
   const double flops = 4.0 * c.qo_heads * d * c.batch() * (c.shared() + c.own());
   const double floor = std::max(bytes / bandwidth, flops / rate);

@@ -14,6 +14,7 @@
 #include "chunkattn/debug/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/parents.hpp"
+#include "support/schedule_summary.hpp"
 
 namespace {
 
@@ -83,8 +84,9 @@ TEST_CASE("out may be q, and overlaps it no other way") {
   };
   engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
   run(step.q->span(), step.out->span());
-  CHECK(summary_of(*engine.attention).partial_bytes >
-        0);  // of rows whose queries several tasks read
+  CHECK(test::summarize(plan_upload_of(*engine.attention).scheduler(),
+                        plan_upload_of(*engine.attention).geometry())
+            .partial_bytes > 0);  // of rows whose queries several tasks read
   const std::size_t size = step.q->size;
   DeviceArray<half> memory(2 * size);
   std::ranges::copy(step.q->span(), memory.span().begin());

@@ -12,6 +12,7 @@
 #include "simt/engine.hpp"
 #include "support/level_plan.hpp"
 #include "support/schedule_cases.hpp"
+#include "support/schedule_summary.hpp"
 
 namespace {
 
@@ -390,7 +391,7 @@ TEST_CASE("where partial results do not fit, what saves most by them is shared")
   const auto build = [&](std::size_t partial_rows) {
     Scheduler scheduler;
     scheduler.build(plan.view(), geometry, CostModel{}, {1u << 20, 1u << 20, partial_rows * 32});
-    return scheduler.summary();
+    return test::summarize(scheduler, geometry);
   };
   CHECK(build(1 << 20).num_shared == 65);
   const auto some = build(128);  // one partial result for each row

@@ -19,6 +19,7 @@
 #include "support/attention_case.hpp"
 #include "support/level_plan.hpp"
 #include "support/row_alone.hpp"
+#include "support/schedule_summary.hpp"
 #include "support/variant_cases.hpp"
 
 namespace {
@@ -153,8 +154,9 @@ TEST_CASE("rows whose lengths go beyond their paths see all of these") {
 TEST_CASE("what an invariant list streams") {
   const test::RandomPlan plan = test::make_two_level_plan(30, 2 * invariant_block + 188, 20);
   Scheduler list;
-  list.build(plan.view(), {2, 2, 16}, invariant_model(), {1u << 10, 1u << 10, 1u << 20});
-  const auto& summary = list.summary();
+  const detail::cuda::Geometry geometry{2, 2, 16};
+  list.build(plan.view(), geometry, invariant_model(), {1u << 10, 1u << 10, 1u << 20});
+  const test::ScheduleSummary summary = test::summarize(list, geometry);
   CHECK(summary.kv_tokens == 2 * invariant_block + 30 * (188 + 20));
   CHECK(summary.kv_bytes == summary.kv_tokens * 2 * 2 * 16 * 2);
   CHECK(list.num_partials() == 2 * 30 * 2);

@@ -11,6 +11,7 @@
 #include "chunkattn/debug/attention.hpp"
 #include "chunkattn/debug/reference.hpp"
 #include "simt/engine.hpp"
+#include "support/schedule_summary.hpp"
 
 namespace {
 
@@ -53,7 +54,8 @@ TEST_CASE_TEMPLATE("tasks are cut for the bytes that elements of K and V have", 
   fill(engine);
   engine.decode_plan();
   engine.enqueue();
-  const auto summary = summary_of(*engine.attention);
+  const auto summary = test::summarize(plan_upload_of(*engine.attention).scheduler(),
+                                       plan_upload_of(*engine.attention).geometry());
   CHECK(summary.kv_bytes ==
         summary.kv_tokens * kv_heads * 2 * head_dim * static_cast<int>(sizeof(E)));
   engine.submit();

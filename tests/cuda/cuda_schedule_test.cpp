@@ -13,6 +13,7 @@
 #include "support/level_plan.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
+#include "support/schedule_summary.hpp"
 
 namespace {
 
@@ -110,6 +111,18 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
     const int kv_len = view.row_kv_len[packed / group];
     CHECK(skip_hidden(packed / group, reached, kv_len) == kv_len);
   }
+}
+
+bool has_large_tiles(const Scheduler& scheduler) {
+  return std::any_of(scheduler.tasks().begin(), scheduler.tasks().end(),
+                     [](const Task& task) { return task.tile_rows > usual_tile_rows; });
+}
+
+int num_shared(const Scheduler& scheduler) {
+  return test::summarize(scheduler, Geometry{1, 1, 128}).num_shared;
+}
+std::int64_t kv_tokens(const Scheduler& scheduler) {
+  return test::summarize(scheduler, Geometry{1, 1, 128}).kv_tokens;
 }
 
 // Chunk-first tasks of the run that ends with a segment.
@@ -212,7 +225,7 @@ TEST_CASE("a window over a long context costs about what a short context does") 
     Scheduler of_far, of_near;
     of_far.build(far.view(), {32, 8, 128}, CostModel{}, plenty, hidden.data());
     of_near.build(near.view(), {32, 8, 128}, CostModel{}, plenty);
-    CHECK(of_far.summary().kv_tokens == of_near.summary().kv_tokens);
+    CHECK(kv_tokens(of_far) == kv_tokens(of_near));
     CHECK(of_far.tasks().size() == of_near.tasks().size());
   }
 }
@@ -221,10 +234,11 @@ TEST_CASE("a long shared prefix is read once") {
   const test::RandomPlan plan = test::make_two_level_plan(32, 2048, 64);
   Scheduler scheduler;
   scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, plenty);
-  CHECK(scheduler.summary().num_shared == 1);
+  CHECK(num_shared(scheduler) == 1);
   // The table of floors: 2048 shared and 32 x 64 private tokens of 32 heads.
-  CHECK(scheduler.summary().kv_tokens == 2048 + 32 * 64);
-  CHECK(scheduler.summary().kv_bytes == std::int64_t{4} * 128 * 32 * (2048 + 32 * 64));
+  CHECK(kv_tokens(scheduler) == 2048 + 32 * 64);
+  CHECK(test::summarize(scheduler, Geometry{32, 32, 128}).kv_bytes ==
+        std::int64_t{4} * 128 * 32 * (2048 + 32 * 64));
   CHECK(scheduler.num_sequence_first() == 32);
 }
 
@@ -243,7 +257,7 @@ TEST_CASE("sharing that does not pay is not done") {
   const auto shared = [&](int sequences, int length, int private_tokens, Geometry geometry) {
     const test::RandomPlan plan = test::make_two_level_plan(sequences, length, private_tokens);
     scheduler.build(plan.view(), geometry, model, plenty);
-    return scheduler.summary().num_shared;
+    return num_shared(scheduler);
   };
   CHECK(shared(2, 8, 100, {32, 32, 128}) == 0);  // 8 tokens: partials cost more
   CHECK(shared(32, 1024, 64, {32, 32, 128}) == 1);
@@ -272,7 +286,7 @@ TEST_CASE("rows that see nothing, where nothing costs anything, still have their
   Scheduler scheduler;
   scheduler.build(plan.view(), {4, 2, 64}, model, plenty);
   CHECK(scheduler.num_sequence_first() == 4);
-  CHECK(scheduler.summary().kv_tokens == 0);
+  CHECK(kv_tokens(scheduler) == 0);
 }
 
 TEST_CASE("few sequences are cut along KV until the device is busy") {
@@ -313,7 +327,7 @@ TEST_CASE("chunk-first tasks stand longest first, whatever comes first in the tr
   model.min_split_tokens = 4000;  // nothing is cut
   Scheduler scheduler;
   scheduler.build(plan.view(), {8, 8, 128}, model, plenty);
-  REQUIRE(scheduler.summary().num_shared == 9);
+  REQUIRE(num_shared(scheduler) == 9);
   std::vector<int> lengths;
   for (int t = 0; t < scheduler.num_chunk_first(); ++t) {
     const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
@@ -572,7 +586,7 @@ TEST_CASE("a shared run is in large tiles where every block has one of 256 token
   CHECK(two.at(128) == two.at(16));
   // Up to 64 lines fill a tile of 64.
   CHECK(only(heights(16, 64 * 256, geometry), 64));
-  CHECK(scheduler.has_large_tiles() == false);
+  CHECK(has_large_tiles(scheduler) == false);
   model.most_tile_rows = usual_tile_rows;  // where the device or the kernel has none
   CHECK(only(heights(64, 32 * 256, geometry), 64));
 }
@@ -595,7 +609,7 @@ TEST_CASE("a prefill that fills the device is whole, in large tiles, longest fir
   for (const int cached : {0, 4096})
     for (const int sequences : {1, 3}) {
       const test::RandomPlan plan = build(sequences, cached, 4100);
-      CHECK(scheduler.has_large_tiles());
+      CHECK(has_large_tiles(scheduler));
       CHECK(scheduler.num_chunk_first() == 0);
       CHECK(scheduler.merges().empty());
       CHECK(count(128) == sequences * 128);
@@ -617,16 +631,16 @@ TEST_CASE("a prefill that fills the device is whole, in large tiles, longest fir
   build(1, 4096, 512, 0);
   CHECK(count(64) == 32);
   CHECK(scheduler.num_sequence_first() == 32);
-  CHECK_FALSE(scheduler.has_large_tiles());
+  CHECK_FALSE(has_large_tiles(scheduler));
   // None for 64 lines, and where the kernel has none.
   model.num_blocks = 1;
   build(1, 4096, 16);
-  CHECK_FALSE(scheduler.has_large_tiles());
+  CHECK_FALSE(has_large_tiles(scheduler));
   build(1, 4096, 17);
   CHECK(count(128) == 1);
   model.most_tile_rows = usual_tile_rows;
   build(1, 0, 4100);
-  CHECK_FALSE(scheduler.has_large_tiles());
+  CHECK_FALSE(has_large_tiles(scheduler));
 }
 
 TEST_CASE("a prefill behind what others share merges that, in tiles that can") {
@@ -651,7 +665,7 @@ TEST_CASE("a prefill behind what others share merges that, in tiles that can") {
   Scheduler scheduler;
   scheduler.build(plan.view(), geometry, model, plenty);
   check_exact_cover(plan, geometry, scheduler);
-  REQUIRE(scheduler.summary().num_shared == 1);
+  REQUIRE(num_shared(scheduler) == 1);
   CHECK(scheduler.num_chunk_first() > 0);
   int whole = 0, behind = 0;
   for (const Task& task : scheduler.tasks()) {
@@ -674,7 +688,7 @@ TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {
     Scheduler scheduler;
     scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, few);
     CAPTURE(room);
-    CHECK(scheduler.summary().num_shared == 1);
+    CHECK(num_shared(scheduler) == 1);
     CHECK(scheduler.num_chunk_first() <= room);
     CHECK(scheduler.num_chunk_first() >= before);
     before = scheduler.num_chunk_first();

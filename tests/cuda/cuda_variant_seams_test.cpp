@@ -10,6 +10,7 @@
 #include "chunkattn/debug/reference.hpp"
 #include "simt/variants.hpp"
 #include "support/level_plan.hpp"
+#include "support/schedule_summary.hpp"
 #include "support/tempered_case.hpp"
 
 using namespace chunkattn;
@@ -56,8 +57,10 @@ TEST_CASE("sinks count once, whatever is shared and however runs are cut") {
     model.num_blocks = 16;  // with more of them reading each branch takes no longer
     if (!share) model.wait_ps = std::int64_t{1} << 50;
     const auto got = run(plan, kv.view, q, Sinks{sinks}, model);
-    CHECK((got.scheduler.summary().num_shared > 0) == share);
-    if (share) CHECK(got.scheduler.summary().num_split > 0);
+    const test::ScheduleSummary summary =
+        test::summarize(got.scheduler, detail::cuda::Geometry{heads, 1, dim});
+    CHECK((summary.num_shared > 0) == share);
+    if (share) CHECK(summary.num_split > 0);
     for (std::size_t line = 0; line < got.lse.size(); ++line) {
       const double others = std::exp(static_cast<double>(sinks[line % heads]));
       const double all = shared + own + others;
@@ -102,7 +105,8 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
       CHECK(got.out == all.out);
       const auto& schedule = got.scheduler;
       const std::int64_t seen = std::min(shared + own, keep + (shared + own - first));
-      CHECK(schedule.summary().kv_tokens <= sequences * seen);
+      CHECK(test::summarize(schedule, detail::cuda::Geometry{1, 1, dim}).kv_tokens <=
+            sequences * seen);
       if (first >= shared && keep == 0) CHECK(schedule.num_chunk_first() == 0);
       for (const auto& task : schedule.tasks())
         if (task.segment >= 0 && keep == 0) CHECK(task.position_begin >= first);

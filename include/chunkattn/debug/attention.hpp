@@ -72,11 +72,11 @@ template <int HeadDim, int ValueDim, class Exec>
   return detail::AttentionAccess::state(attention).upload_.counts();
 }
 
-/// CUDA: what the last prepared plan streams.
+/// CUDA: the last prepared plan on the device, with scheduler(), and geometry() that it cuts for.
 template <int HeadDim, int ValueDim, class Exec>
-[[nodiscard]] const auto& summary_of(
+[[nodiscard]] const auto& plan_upload_of(
     const ChunkAttention<Cuda, HeadDim, ValueDim, Exec>& attention) {
-  return detail::AttentionAccess::state(attention).upload_.scheduler().summary();
+  return detail::AttentionAccess::state(attention).upload_;
 }
 
 CHUNKATTN_NAMESPACE_END

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,8 +16,7 @@
 #include "../../variants.hpp"
 #include "../support/array.hpp"
 #include "../support/check.hpp"
-#include "cost_model.hpp"
-#include "device_plan.hpp"
+#include "task_list.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -41,11 +39,7 @@ static_assert(invariant_block % 64 == 0 && invariant_block <= 512 && invariant_t
 /// Makes the lists. Keeps its memory from call to call.
 class InvariantSchedule {
  public:
-  std::vector<Task> tasks;  ///< as Scheduler's, as all of these
-  std::vector<Merge> merges;
-  int num_chunk_first = 0;
-  std::int64_t num_partials = 0;
-  std::int64_t kv_tokens = 0;  ///< streamed, one KV head
+  TaskList list;
 
   /// \param hidden  [num_rows] keys that a row does not see; or null
   /// \throws InvalidArgument if the result does not fit `capacity`
@@ -53,15 +47,12 @@ class InvariantSchedule {
              const KeyRange* hidden) {
     group_ = geometry.group();
     num_kv_heads_ = geometry.num_kv_heads;
-    tasks.clear();
-    merges.clear();
+    list.clear();
     blocks_.clear();
     first_block_.clear();
     last_blocks_.clear();
     for (int row = 0; row < plan.num_rows; ++row) last_blocks_.push_back(last_block(plan, row));
-    num_partials = kv_tokens = 0;
     for (int s = 0; s < plan.num_segments; ++s) add_chunk_first(plan, s, hidden);
-    num_chunk_first = static_cast<int>(tasks.size());
     for (int begin = 0, end = 0; begin < plan.num_rows; begin = end) {
       const std::int32_t segment = plan.row_segment[begin];
       const std::int32_t last = last_block(plan, begin);
@@ -70,9 +61,11 @@ class InvariantSchedule {
         ++end;
       add_sequence_first(plan, segment, last, begin, end);
     }
-    std::sort(tasks.begin() + num_chunk_first, tasks.end(), [](const Task& a, const Task& b) {
-      return a.merge_count != b.merge_count ? a.merge_count > b.merge_count : a.flag < b.flag;
-    });
+    std::sort(list.tasks.begin() + list.num_chunk_first, list.tasks.end(),
+              [](const Task& a, const Task& b) {
+                return a.merge_count != b.merge_count ? a.merge_count > b.merge_count
+                                                      : a.flag < b.flag;
+              });
     check_capacity(capacity);
   }
 
@@ -84,8 +77,6 @@ class InvariantSchedule {
   }
 
  private:
-  static constexpr int tile_bits = std::countr_zero(unsigned{invariant_tile_rows});
-
   // Of each block that ends in a segment: what merges it. Nothing where nobody wants it.
   struct Block {
     Merge merge;
@@ -113,15 +104,14 @@ class InvariantSchedule {
         block.wanted = hidden == nullptr || hidden[row].begin > position ||
                        hidden[row].end < position + invariant_block;
       if (block.wanted) {
-        block.merge = {static_cast<std::int32_t>(num_partials - partials(begin)),
-                       static_cast<std::int32_t>(tasks.size()), begin * group_, tile_bits};
         Task task{};
         task.segment = s;
         task.position_begin = position;
         task.position_end = position + invariant_block;
-        task.partial_base = block.merge.partial_base;
-        add_tiles(task, begin * group_, end * group_, invariant_block);
-        num_partials += partials(end - begin);
+        task.tokens = invariant_block;
+        task.tile_rows = invariant_tile_rows;
+        block.merge = list.add_chunk_first(task, begin * group_, end * group_, invariant_tile_rows,
+                                           num_kv_heads_);
       }
       blocks_.push_back(block);
     }
@@ -134,43 +124,33 @@ class InvariantSchedule {
     task.segment = segment;
     task.position_begin = last * invariant_block;
     task.position_end = open_end;
-    task.merge_begin = static_cast<std::int32_t>(merges.size());
+    task.merge_begin = static_cast<std::int32_t>(list.merges.size());
     std::int32_t stop = last;
     for (std::int32_t s = segment; s >= 0; s = plan.segments[s].parent) {
       const std::int32_t first = plan.segments[s].position / invariant_block;
       for (std::int32_t b = stop; b-- > first;) {
         const Block& block = blocks_[to_size(first_block_[to_size(s)] + b)];
-        if (block.wanted) merges.push_back(block.merge);
+        if (block.wanted) list.merges.push_back(block.merge);
       }
       stop = std::min(stop, first);
     }
-    std::reverse(merges.begin() + task.merge_begin, merges.end());
-    task.merge_count = static_cast<std::int32_t>(merges.size()) - task.merge_begin;
-    const std::int32_t most =
-        *std::max_element(plan.row_kv_len + begin, plan.row_kv_len + end) - task.position_begin;
-    add_tiles(task, begin * group_, end * group_, std::max(most, 0));
-  }
-
-  // One task per tile of packed rows, all else as in `task`.
-  void add_tiles(Task task, int row_begin, int row_end, std::int32_t tokens) {
+    std::reverse(list.merges.begin() + task.merge_begin, list.merges.end());
+    task.merge_count = static_cast<std::int32_t>(list.merges.size()) - task.merge_begin;
+    const std::int32_t most = *std::max_element(plan.row_kv_len + begin, plan.row_kv_len + end);
+    task.tokens = std::max(most - task.position_begin, 0);
     task.tile_rows = invariant_tile_rows;
-    for (int row = row_begin; row < row_end; row += task.row_count) {
-      task.row_begin = row;
-      task.row_count = std::min(row_end - row, invariant_tile_rows);
-      task.flag = static_cast<std::int32_t>(tasks.size());  // read of chunk-first ones
-      tasks.push_back(task);
-      kv_tokens += tokens;
-    }
+    list.add_tiles(task, begin * group_, end * group_, invariant_tile_rows);
   }
 
   void check_capacity(const ScheduleCapacity& capacity) const {
-    check_argument(to_size(num_partials) <= std::min<std::size_t>(capacity.partials, 0x7fffffff) &&
-                       tasks.size() <= capacity.tasks && merges.size() <= capacity.merges,
-                   "limits.max_partial_rows", capacity.partials / to_size(partials(1)),
-                   {"at least ", num_partials / partials(1),
-                    ": with Reduce::batch_invariant a row has a partial "
-                    "result for every ",
-                    invariant_block, " tokens before its last"});
+    check_argument(
+        to_size(list.num_partials) <= std::min<std::size_t>(capacity.partials, 0x7fffffff) &&
+            list.tasks.size() <= capacity.tasks && list.merges.size() <= capacity.merges,
+        "limits.max_partial_rows", capacity.partials / to_size(partials(1)),
+        {"at least ", list.num_partials / partials(1),
+         ": with Reduce::batch_invariant a row has a partial "
+         "result for every ",
+         invariant_block, " tokens before its last"});
   }
 
   int group_ = 1, num_kv_heads_ = 1;

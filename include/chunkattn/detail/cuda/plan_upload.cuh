@@ -140,7 +140,8 @@ class PlanUpload {
         model_(model),
         workspace_(workspace),
         staging_{PinnedMemory(layout_.upload_bytes), PinnedMemory(layout_.upload_bytes)},
-        schedules_(layout_.num_schedules) {
+        schedules_(layout_.num_schedules),
+        made_(to_size(layout_.num_schedules)) {
     const auto rows = to_size(limits.max_rows);
     kv_len_.reserve(rows);
     writes_.reserve(rows);
@@ -188,8 +189,8 @@ class PlanUpload {
         detail::fail_argument("limits.max_windows", limits_.max_windows,
                               "more: captured graphs use a window each");
       build(i, plan, hidden);
+      std::swap(schedules_[i], made_[to_size(i)]);
       schedules_[i].last_use = 0;
-      schedules_[i].take();
       Changes changes;
       changes.list(i);
       upload(plan, changes, stream);
@@ -201,6 +202,7 @@ class PlanUpload {
   /// What an element of K and V takes in memory: what lists are cut for from the next one on. All
   /// are right for any.
   void use_elements(int bytes) noexcept { geometry_.stored_bytes = bytes; }
+  [[nodiscard]] const Geometry& geometry() const noexcept { return geometry_; }
 
   // Sets the tickets; with `advance` each row sees one position more, too.
   void begin_step(bool advance, cudaStream_t stream) {
@@ -234,7 +236,7 @@ class PlanUpload {
     zero_now(workspace_ + layout_.counters, layout_.partial_out - layout_.counters);
   }
   [[nodiscard]] const Scheduler& scheduler(int schedule = 0) const noexcept {
-    return schedules_[schedule].list();
+    return schedules_[schedule].list;
   }
   [[nodiscard]] const UploadCounts& counts() const noexcept { return counts_; }
   /// begin_step_kernel, without and with `advance`.
@@ -301,26 +303,21 @@ class PlanUpload {
       std::fill_n(changes.array, static_cast<int>(PlanArray::lists), true);
       schedules_.drop_unused();
       for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_[i].in_use()) changes.list(i);
+        if (schedules_.in_use(i)) changes.list(i);
       return changes;
     }
-    for (int i = 0; i < schedules_.count(); ++i)
-      if (schedules_[i].in_use() && !schedules_[i].list().keeps_blocks(plan)) changes.list(i);
-    if (plan.pieces_version != pieces_version_) {
-      changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
-      for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_[i].in_use() && schedules_[i].has_aged(plan)) changes.list(i);
-    }
+    const bool grown = plan.pieces_version != pieces_version_;
+    const bool same_lengths = equal(kv_len_, plan.row_kv_len, plan.num_rows);
+    for (int i = 0; i < schedules_.count() && (grown || !same_lengths); ++i)
+      if (schedules_.in_use(i) && !schedules_[i].serves(plan)) changes.list(i);
+    if (grown) changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
     // Copies that every layer is to make stand there once; an older list does no harm.
     if (plan.num_copies > 0 && !equal(copies_, plan.copies, plan.num_copies))
       changes.array[PlanArray::copies] = true;
     if (to_size(plan.num_copies) != copies_.size()) changes.array[PlanArray::header(0)] = true;
-    if (!equal(kv_len_, plan.row_kv_len, plan.num_rows) ||
-        !equal(writes_, plan.writes, plan.num_rows)) {
+    if (!same_lengths || !equal(writes_, plan.writes, plan.num_rows)) {
       changes.advance = is_next_step(plan);
       changes.array[PlanArray::row_kv_len] = changes.array[PlanArray::writes] = !changes.advance;
-      for (int i = 1; i < schedules_.count(); ++i)
-        if (schedules_[i].in_use() && !schedules_[i].holds(plan)) changes.list(i);
     }
     return changes;
   }
@@ -342,24 +339,29 @@ class PlanUpload {
   // again when its plan is remembered.
   void replace(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
     for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
-      if (changes.has_list(i)) build(i, plan, schedules_[i].hidden());
+      if (changes.has_list(i)) build(i, plan, schedules_[i].hidden);
     for (int i = 0; i < schedules_.count(); ++i)
-      if (changes.has_list(i)) schedules_[i].take();
+      if (changes.has_list(i)) std::swap(schedules_[i], made_[to_size(i)]);
     segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
     upload(plan, changes, stream);
   }
 
+  // Makes what takes the place of list i.
   void build(int i, const PlanView& plan, const HiddenKeys& hidden) {
     CostModel model = model_;
     if (!hidden.none())
       model.most_tile_rows = usual_tile_rows;  // kernels of variants have no others
-    schedules_[i].build(plan, hidden, geometry_, model, layout_.capacity);
+    KeptSchedule& next = made_[to_size(i)];
+    next.last_use = schedules_[i].last_use;
+    next.hidden = hidden;
+    next.build(plan, geometry_, model, layout_.capacity);
     ++counts_.schedules;
   }
 
   void leave_large_tiles(const PlanView& plan, bool capturing, cudaStream_t stream) {
     model_.most_tile_rows = usual_tile_rows;
-    if (!scheduler().has_large_tiles()) return;
+    const auto is_large = [](const Task& task) { return task.tile_rows > usual_tile_rows; };
+    if (std::none_of(scheduler().tasks().begin(), scheduler().tasks().end(), is_large)) return;
     if (capturing) fail_capturing();
     segments_ = nullptr;  // whatever fails here: the next prepare() makes all lists anew
     Changes changes;
@@ -472,6 +474,7 @@ class PlanUpload {
   int next_ = 0;
   void (*begin_step_[2])(PlanMemory) = {};  // without and with `advance`
   ScheduleCache schedules_;
+  std::vector<KeptSchedule> made_;  // what is made before it takes the place of a list
   UploadCounts counts_;
   // What the device has.
   const Segment* segments_ = nullptr;

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <utility>
 #include <vector>
 
 #include "../support/array.hpp"
@@ -16,62 +16,42 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
 /// A task list and what it was made for.
-class KeptSchedule {
- public:
+struct KeptSchedule {
   static constexpr std::uint64_t captured = ~std::uint64_t{0};
 
+  Scheduler list;
+  HiddenKeys hidden;
+  std::vector<KeyRange> ranges;  ///< by row: what is left out; empty: nothing
+  std::int64_t tokens = 0;       ///< of the plan, each segment's once
   /// By a call; calls are counted. 0: it is not that of the plan which was prepared last. captured:
   /// some graph uses it at any time.
   std::uint64_t last_use = 0;
-  [[nodiscard]] bool in_use() const noexcept { return last_use > 0; }
 
-  /// Makes the list for `plan` that take() puts in the place of the one there is. Throws before any
-  /// change, as Scheduler::build() does.
-  void build(const PlanView& plan, const HiddenKeys& hidden, const Geometry& geometry,
-             const CostModel& model, const ScheduleCapacity& capacity) {
-    next_.hidden = hidden;
-    next_.tokens = tokens_of(plan);
-    next_.ranges.clear();
+  void build(const PlanView& plan, const Geometry& geometry, const CostModel& model,
+             const ScheduleCapacity& capacity) {
+    tokens = tokens_of(plan);
+    ranges.clear();
     for (int row = 0; row < plan.num_rows && !hidden.none(); ++row)
-      next_.ranges.push_back(hidden(plan.row_kv_len[row]));
-    next_.list.build(plan, geometry, model, capacity,
-                     hidden.none() ? nullptr : next_.ranges.data());
+      ranges.push_back(hidden(plan.row_kv_len[row]));
+    list.build(plan, geometry, model, capacity, hidden.none() ? nullptr : ranges.data());
   }
-  void take() noexcept { std::swap(now_, next_); }
-
-  [[nodiscard]] const Scheduler& list() const noexcept { return now_.list; }
-  [[nodiscard]] const HiddenKeys& hidden() const noexcept { return now_.hidden; }
-
-  /// Whether what the list leaves out is still hidden, of a plan of the same rows. Windows move on;
-  /// a row that has become shorter, or another rule, may see what it has not seen.
-  [[nodiscard]] bool holds(const PlanView& plan) const {
-    for (std::size_t row = 0; row < now_.ranges.size(); ++row) {
-      const KeyRange then = now_.ranges[row];
-      if (then.size() == 0 || plan.row_kv_len[row] <= 0) continue;
-      const KeyRange now = now_.hidden(plan.row_kv_len[row]);
-      if (now.begin > then.begin || now.end < std::min(then.end, plan.row_kv_len[row]))
-        return false;
+  /// Whether it serves a plan of the same rows, too. Windows move on; a row that has become
+  /// shorter, or another rule, may see what it has not seen. Cuts were chosen for the lengths of
+  /// then: an eighth more or less, and they are chosen anew.
+  [[nodiscard]] bool serves(const PlanView& plan) const {
+    for (std::size_t row = 0; row < ranges.size(); ++row) {
+      const std::int32_t seen = plan.row_kv_len[row];
+      if (ranges[row].size() == 0 || seen <= 0) continue;
+      const KeyRange now = hidden(seen);
+      if (now.begin > ranges[row].begin || now.end < std::min(ranges[row].end, seen)) return false;
     }
-    return true;
+    return list.keeps_blocks(plan) && std::abs(tokens_of(plan) - tokens) <= tokens / 8;
   }
-  /// Splits were chosen for the lengths of then: an eighth more or less, and they are chosen anew.
-  [[nodiscard]] bool has_aged(const PlanView& plan) const noexcept {
-    return std::abs(tokens_of(plan) - now_.tokens) > now_.tokens / 8;
-  }
-
- private:
-  struct Made {
-    Scheduler list;
-    HiddenKeys hidden;
-    std::vector<KeyRange> ranges;  // by row: what is left out; empty: nothing
-    std::int64_t tokens = 0;       // of the plan, each segment's once
-  };
   [[nodiscard]] static std::int64_t tokens_of(const PlanView& plan) noexcept {
     std::int64_t tokens = 0;
     for (int s = 0; s < plan.num_segments; ++s) tokens += plan.segments[s].length;
     return tokens;
   }
-  Made now_, next_;
 };
 
 /// The lists of one plan. Number 0 leaves out nothing and is always there.
@@ -84,25 +64,26 @@ class ScheduleCache {
   [[nodiscard]] int count() const noexcept { return static_cast<int>(lists_.size()); }
   [[nodiscard]] KeptSchedule& operator[](int i) noexcept { return lists_[to_size(i)]; }
   [[nodiscard]] const KeptSchedule& operator[](int i) const noexcept { return lists_[to_size(i)]; }
+  [[nodiscard]] bool in_use(int i) const noexcept { return (*this)[i].last_use > 0; }
 
   /// The one for `hidden`, or -1.
   [[nodiscard]] int find(const HiddenKeys& hidden) const noexcept {
     for (int i = 0; i < count(); ++i)
-      if ((*this)[i].in_use() && (*this)[i].hidden() == hidden) return i;
+      if (in_use(i) && (*this)[i].hidden == hidden) return i;
     return -1;
   }
   /// One to make anew: free, or the one that was not used for longest. -1: graphs use all of them.
   [[nodiscard]] int replaceable() const noexcept {
-    int best = -1;
-    for (int i = 1; i < count(); ++i)
-      if ((*this)[i].last_use < (best < 0 ? KeptSchedule::captured : (*this)[best].last_use))
-        best = i;
-    return best;
+    const auto oldest =
+        std::min_element(lists_.begin() + 1, lists_.end(),
+                         [](const auto& a, const auto& b) { return a.last_use < b.last_use; });
+    const bool none = oldest == lists_.end() || oldest->last_use == KeptSchedule::captured;
+    return none ? -1 : static_cast<int>(oldest - lists_.begin());
   }
   /// A call uses list i; with `captured` a graph may use it at any time.
   void use(int i, bool captured) noexcept {
-    const bool stays = captured || (*this)[i].last_use == KeptSchedule::captured;
-    (*this)[i].last_use = stays ? KeptSchedule::captured : ++uses_;
+    std::uint64_t& last = (*this)[i].last_use;
+    last = captured || last == KeptSchedule::captured ? KeptSchedule::captured : ++uses_;
   }
   /// Other rows: lists that none of the last rows' calls has used are not made again.
   void drop_unused() noexcept {

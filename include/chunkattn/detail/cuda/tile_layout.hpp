@@ -39,6 +39,23 @@ struct HeadDims {
       : HeadDims(dim, dim) {}  // NOLINT: 128 says it all
 };
 
+/// Heads of the layers that a schedule serves.
+struct Geometry {
+  std::int32_t num_qo_heads = 0;  ///< query heads
+  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
+  std::int32_t head_dim = 0;      ///< elements per head of K
+  std::int32_t value_dim = 0;     ///< elements per head of V; 0: head_dim
+  std::int32_t stored_bytes = 2;  ///< of an element of K and V
+  /// Query heads that read the same K and V.
+  [[nodiscard]] constexpr std::int32_t group() const noexcept {
+    return num_qo_heads / num_kv_heads;
+  }
+  /// Elements of K and of V.
+  [[nodiscard]] constexpr HeadDims dims() const noexcept {
+    return {head_dim, value_dim != 0 ? value_dim : head_dim, stored_bytes};
+  }
+};
+
 /// What the kernels are built for. 16 serves tiny models (zero-padded) and tests. Beyond 128 two
 /// warps share V's columns, so that these must be a power of two.
 constexpr bool supported_head_dims(HeadDims dims) noexcept {
