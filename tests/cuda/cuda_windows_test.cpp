@@ -14,6 +14,7 @@
 #include "chunkattn/debug/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/attention_case.hpp"
+#include "support/level_plan.hpp"
 
 namespace {
 
@@ -233,6 +234,55 @@ TEST_CASE("a list serves as long as what it leaves out is hidden") {
     definition.visible = EveryOther::Shows{};
     check_lengths(random, EveryOther{}, definition);
   }
+}
+
+namespace {
+
+/// Hides what is neither near nor far: the first hidden key moves, too.
+struct Between {
+  struct Shows {
+    CHUNKATTN_HD bool operator()(LogitIndex at) const {
+      return at.kv_idx < at.q_idx - 300 || at.kv_idx >= at.q_idx - 100;
+    }
+  };
+  auto visible(chunkattn::lanes::At) const { return chunkattn::lanes::per_lane(Shows{}); }
+  CHUNKATTN_HD KeyRange masked(int query) const { return {query - 300, query - 100}; }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a kept list serves while all that it leaves out is hidden and lengths are about the same") {
+  using namespace chunkattn::detail::cuda;
+  const auto kept = [](const auto& hidden) {
+    KeptSchedule list;
+    list.hidden = HiddenKeys(hidden);
+    list.build(test::make_two_level_plan(2, 0, 1000).view(), {8, 8, 128}, CostModel{},
+               {1u << 10, 1u << 10, 1u << 20});
+    return list;
+  };
+  const auto serves = [](const KeptSchedule& list, int more_seen, int more_stored = 0) {
+    test::RandomPlan plan = test::make_two_level_plan(2, 0, 1000);
+    plan.row_kv_len[1] += more_seen;
+    plan.segments.back().length += more_stored;
+    return list.serves(plan.view());
+  };
+  const KeptSchedule window = kept(SlidingWindow{100}), between = kept(Between{});
+  CHECK(serves(window, 0));
+  CHECK(serves(window, 1));
+  CHECK_FALSE(serves(window, -1));
+  CHECK(serves(window, -1000));  // sees nothing
+  CHECK(serves(between, 0));
+  CHECK_FALSE(serves(between, 1));
+  CHECK_FALSE(serves(between, -1));
+  KeptSchedule all;
+  all.build(test::make_two_level_plan(2, 0, 1000).view(), {8, 8, 128}, CostModel{},
+            {1u << 10, 1u << 10, 1u << 20});
+  CHECK(serves(all, -500));
+  CHECK(serves(all, 0, 250));  // an eighth of all
+  CHECK_FALSE(serves(all, 0, 251));
+  CHECK(serves(all, 0, -250));
+  CHECK_FALSE(serves(all, 0, -251));
 }
 
 TEST_CASE("windows beyond the limit take the place of others, but of none that a graph uses") {
