@@ -149,10 +149,11 @@ class Prefetcher {
   PrefetchCursor cursor;  ///< for the kernel at work
 
  private:
-  // How far streams are prefetched ahead of reading. Measured on Zen 5, nothing shared: 4 KB is
-  // best for fp32 (8 KB: 6 % slower), 4 and 8 KB for 16 bits (16 KB: 6 % slower), 16 KB for 8 bits
-  // (8 KB: 11 %, 4 KB: 105 % slower).
-  static constexpr int stream_lead = 16384 / static_cast<int>(sizeof(T)) / 64;
+  // How far streams are prefetched ahead of reading. Nothing shared, by Zen 4: 6 KB is best for
+  // fp32 and 16 bits (4 and 8 KB: up to 9 %, 16 KB: 10 % slower), and for 8 bits more make no
+  // difference. By Zen 5: 4 KB for fp32 (8 KB: 6 % slower), 4 to 8 KB for 16 bits (16 KB: 6 %
+  // slower), 16 KB for 8 bits (8 KB: 11 % slower).
+  static constexpr int stream_lead = (sizeof(T) == 1 ? 16384 : 6144) / 64;
   // What L2 holds of later streams, besides queries, outputs and the products' K and V: half of 1
   // MB, which more were not faster than, and less of a smaller one.
   static int most_early() noexcept {
