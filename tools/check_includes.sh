@@ -35,7 +35,7 @@ closures="
   events/mirror 3400         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
   interop/paged_view 960     runtime/any_attention 2440 runtime/make_attention 9700 runtime/openmp_executor 650
   tiers/tier_store 120       tiers/tiers 6260           transfer/transfer 1970
-  all 20260                  program 13880              headers 24940"
+  all 20270                  program 13880              headers 24940"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

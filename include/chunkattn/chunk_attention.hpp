@@ -89,7 +89,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's order; float,
   ///               half or bfloat16, rounded to the layer's type to nearest even
   template <KvElement T, class K, class V>
-  void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v, NoStream = {}) {
+  void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v,
+             DeviceStream<Cpu> = {}) {
     if constexpr (detail::cpu::QoRange<K> && detail::cpu::QoRange<V>)
       write_rows(layer, plan, detail::cpu::span_of(k), detail::cpu::span_of(v));
     else

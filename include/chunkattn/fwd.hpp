@@ -14,16 +14,14 @@ struct Cpu {};
 /// The device of KvCache and ChunkAttention: an NVIDIA GPU. Files that use it need nvcc.
 struct Cuda {};
 
-/// The stream of the CPU, where calls have computed when they return.
-struct NoStream {};
-
 /// What a device brings: the CPU's, which cuda.cuh specialises for a GPU.
 template <class Device>
 struct DeviceTraits {
-  using stream = NoStream;  ///< what calls are enqueued on
+  /// What calls are enqueued on: nothing, they have computed when they return.
+  struct stream {};
 };
 
-/// NoStream on the CPU, cudaStream_t on a GPU.
+/// Empty on the CPU, cudaStream_t on a GPU.
 template <class Device>
 using DeviceStream = typename DeviceTraits<Device>::stream;
 

@@ -102,7 +102,7 @@ class KvCache<Cpu, T> {
   /// A view of K and V of layer `index`, for all chunks that the tree has handed out so far. Call
   /// it again in each step, on the thread that calls the tree: it grows the memory if the tree has
   /// grown (and throws what grow() throws). Throws InvalidArgument for a layer that there is not.
-  [[nodiscard]] KvView<T> layer(int index, NoStream = {}) {
+  [[nodiscard]] KvView<T> layer(int index, DeviceStream<Cpu> = {}) {
     if (tables_.empty()) [[unlikely]]
       detail::fail_argument("layer", index, "a cache that was not moved from");
     if (index < 0 || static_cast<std::size_t>(index) >= tables_.size()) [[unlikely]]

@@ -129,14 +129,17 @@ class PrefixTree {
   /// flight can be used again. (Otherwise when a later step has finished.)
   void device_idle() { enter().core.device_idle(); }
 
-  /// What match_prefix() gives: `cached` tokens, whose K/V is written, and further `pending` ones,
-  /// whose K/V a live sequence has still to compute.
-  using Match = detail::MatchResult;
+  /// What match_prefix() gives.
+  struct Match {
+    std::size_t cached;   ///< tokens whose K/V is written
+    std::size_t pending;  ///< further tokens whose K/V a live sequence has still to compute
+  };
   /// How many tokens of a prompt insert() would find. Changes nothing, not even what is evicted
   /// next.
   [[nodiscard]] Match match_prefix(TokenSpan<Token> prompt,
                                    const InsertOptions& options = {}) const {
-    return tree().result_of(tree().find(prompt, options), options);
+    const auto [cached, pending] = tree().result_of(tree().find(prompt, options), options);
+    return {cached, pending};
   }
   /// The most chunks that insert() would take from chunks_available(), for admission without
   /// exceptions.

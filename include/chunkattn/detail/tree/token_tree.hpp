@@ -30,10 +30,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// How much of a prompt is cached. (Its last token is computed anyway: see InsertOptions.)
+/// PrefixTree::Match. (The last token of a prompt is computed anyway: see InsertOptions.)
 struct MatchResult {
-  std::size_t cached = 0;   ///< tokens whose K/V is written
-  std::size_t pending = 0;  ///< further tokens whose K/V a live sequence has still to compute
+  std::size_t cached;
+  std::size_t pending;
 };
 
 /// Throws InvalidArgument for a prompt that cannot be inserted.
