@@ -205,7 +205,8 @@ def main():
             checks = [pool.submit(check, nvcc, disassembler, work, *c) for c in configurations]
             checks += [pool.submit(check_variants, nvcc, work, arch) for arch in options.arch.split(",")
                        if not options.quick and supported(nvcc, arch)]
-            checks += [pool.submit(check_variants, nvcc, work, arch, True) for arch in NEWER
+            # Of sm_120a 8 bits alone: variants that hide no keys spill 12 bytes per task there.
+            checks += [pool.submit(check_variants, nvcc, work, arch, arch == "120a") for arch in NEWER
                        if options.tuned and supported(nvcc, arch)]
             for done in checks:
                 lines, failed = done.result()

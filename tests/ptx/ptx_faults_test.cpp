@@ -168,7 +168,8 @@ TEST_CASE("lanes that are off where all are needed") {
       "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r30];\n";
   const std::string vote = "vote.sync.any.pred %p3, %p2, %r20;\n";
   for (const std::string& all :
-       {mma, matrix, members + shuffle, members + vote, std::string("bar.sync 0;\n")}) {
+       {mma, matrix, members + shuffle, members + vote, std::string("bar.warp.sync -1;\n"),
+        std::string("bar.sync 0;\n")}) {
     check_fault(odd + "@%p1 bra $end;\n" + all + "$end:", "lanes are off, which have left");
     check_fault(odd + "@%p1 bra $other;\n" + all + "bra.uni $end;\n$other:\n" + all + "$end:",
                 "lanes are off, which wait at line");
@@ -178,6 +179,7 @@ TEST_CASE("lanes that are off where all are needed") {
   check_fault("mov.u32 %r20, 255;\nmov.u32 %r21, 31;\nmov.u32 %r22, 1;\n" + shuffle,
               "shfl.sync: of some lanes");
   check_fault("mov.u32 %r20, 255;\n" + vote, "vote.sync: of some lanes");
+  check_fault("bar.warp.sync 255;", "bar.warp.sync: of some lanes");
 }
 
 TEST_CASE("barriers that not all warps reach, and blocks that wait for ever") {

@@ -85,6 +85,11 @@ void vote_any(Warp& w, const Instruction& i) {  // p, q, members
   w.predicates[i.operand[0]] = w.predicates[i.operand[1]] != 0 ? all_lanes : 0;
 }
 
+void join(Warp& w, const Instruction& i) {  // members
+  for (int l = 0; l < 32; ++l)
+    if (w.reg<u32>(i.operand[0])[l] != all_lanes) throw Fault("bar.warp.sync: of some lanes");
+}
+
 }  // namespace
 
 void add_warp_forms(Forms& f) {
@@ -99,6 +104,7 @@ void add_warp_forms(Forms& f) {
                Flow::together});
   f.push_back({"shfl.sync.bfly.b32", "RPRRRR", exchange, Flow::together});
   f.push_back({"vote.sync.any.pred", "PPR", vote_any, Flow::together});
+  f.push_back({"bar.warp.sync", "R", join, Flow::together});
   f.push_back({"bar.sync", "I", nullptr, Flow::barrier});
   f.push_back({"nanosleep.u32", "R", nullptr, Flow::give_turn});
   f.push_back({"bra", "T", nullptr, Flow::branch});

@@ -79,6 +79,14 @@ CHUNKATTN_DEVICE bool any(bool condition) {
   return __any_sync(0xffffffffu, condition) != 0;
 }
 
+/// Where `here`, ptxas moves no load of shared memory across: for compute capability 10 and above
+/// it would load so far ahead that it spills. All 32 lanes take part.
+CHUNKATTN_DEVICE void hold_loads([[maybe_unused]] bool here) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  if (here) __syncwarp();
+#endif
+}
+
 CHUNKATTN_DEVICE int atomic_add(int* target, int value) {
   return atomicAdd(target, value);
 }

@@ -2,13 +2,11 @@
 //
 // K and V arrive through a ring of cp.async stages (tile_feed.cuh); S = Q K^T and O += P V run on
 // the tensor cores (mma m16n8k16), the online softmax in fp32 registers (paper, Algorithms 1 and 2,
-// with the maximum kept in base 2). Both phases run this same loop: chunk-first over what sequences
-// share, sequence-first over what they do not; they differ in how tasks are cut and in what becomes
-// of the result (merge.cuh, run_tasks.cuh).
+// with the maximum kept in base 2). Both phases run this loop; they differ in how tasks are cut and
+// in what becomes of the result (merge.cuh, run_tasks.cuh).
 //
-// Positions on a path are contiguous, so causality, reserved places and rows of other owners are
-// one comparison: position < min(row_kv_len, end of the range). K/V rows that no row of the tile
-// sees are not read; zeros stand in their place (0 x NaN must not reach PV).
+// Causality, reserved places and rows of others are position < min(row_kv_len, end of the range).
+// Zeros stand for K/V rows that no row of the tile sees: 0 x NaN must not reach PV.
 #pragma once
 
 #include "../support/array.hpp"
@@ -297,6 +295,7 @@ class TileAttention {
       s[i / (tokens / 2)][i / 4 % (tokens / 8)][i % 4] = 0.0f;
     CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) {
+      ptx::hold_loads(Warps::holds_loads);
       std::uint32_t fragment[to_size(groups)][4];
       CHUNKATTN_UNROLL
       for (int group = 0; group < groups; ++group)
@@ -429,6 +428,7 @@ class TileAttention {
         float sums[to_size(groups)][2][4] = {};
         CHUNKATTN_UNROLL
         for (int step = 0; step < steps; ++step) {
+          ptx::hold_loads(Warps::holds_loads);
           std::uint32_t b[4];
           ptx::ldmatrix_x4_trans(
               b, v + (at_step<v_pieces>(v_start, n) + (first + step) * bytes_of_16_rows<v_pieces>));

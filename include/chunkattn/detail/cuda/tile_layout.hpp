@@ -242,6 +242,8 @@ struct WarpLayout {
   static constexpr int sum_tokens = Dims.stored == 2 && warp_tokens > 32 ? 32 : warp_tokens;
   /// KV tiles after which outputs go to their totals.
   static constexpr int window_tiles = window_sums / (warp_tokens / sum_tokens);
+  /// For so many tokens ptxas loads too much ahead: see ptx::hold_loads().
+  static constexpr bool holds_loads = warp_tokens == 64 && TileRows != max_tile_rows;
   /// A warp's results are those of its rows: they need no accumulators.
   static constexpr bool whole_rows = TileRows == max_tile_rows;
   /// Accumulators of 16 rows that the block leaves for each row: of each warp, or, where these have
