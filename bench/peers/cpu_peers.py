@@ -130,7 +130,7 @@ def markdown(report):
         ours = next((row for row in rows if row.get("main")), None)
         for row in rows:
             if "failed" in row:
-                lines.append(f"| {row['peer']} | failed: {row['failed']} | | | |")
+                lines.append(f"| {row['peer']} | failed: {row['failed']} | | | | | |")
                 continue
             if "ms" not in row:
                 continue

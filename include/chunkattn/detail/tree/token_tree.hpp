@@ -11,6 +11,7 @@
 
 #include "../../allocator.hpp"
 #include "../../tree_options.hpp"
+#include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
 #include "chunk_table.hpp"
@@ -18,7 +19,6 @@
 #include "prefixes.hpp"
 #include "retention.hpp"
 #if CHUNKATTN_BODIES
-#include "../support/array.hpp"
 #include "add.hpp"
 #include "finish.hpp"
 #include "join.hpp"
