@@ -83,8 +83,9 @@ template <int Dim, class T>
 inline constexpr int cache_lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 64;
 
 /// Everything that one task reads: the products' blocks of its first KV head, then the streams'
-/// blocks, each for all of the task's heads.
-template <int HeadDim, int ValueDim, class T>
+/// blocks, each for all of the task's heads. Streams are prefetched `stream_lead` cache lines
+/// ahead.
+template <int HeadDim, int ValueDim, class T, int stream_lead>
 class Prefetcher {
  public:
   /// For the heads [head_begin, head_end), with copies of walks that the task will take, and their
@@ -149,11 +150,6 @@ class Prefetcher {
   PrefetchCursor cursor;  ///< for the kernel at work
 
  private:
-  // How far streams are prefetched ahead of reading. Nothing shared, by Zen 4: 6 KB is best for
-  // fp32 and 16 bits (4 and 8 KB: up to 9 %, 16 KB: 10 % slower), and for 8 bits more make no
-  // difference. By Zen 5: 4 KB for fp32 (8 KB: 6 % slower), 4 to 8 KB for 16 bits (16 KB: 6 %
-  // slower), 16 KB for 8 bits (8 KB: 11 % slower).
-  static constexpr int stream_lead = (sizeof(T) == 1 ? 16384 : 6144) / 64;
   // What L2 holds of later streams, besides queries, outputs and the products' K and V: half of 1
   // MB, which more were not faster than, and less of a smaller one.
   static int most_early() noexcept {

@@ -34,7 +34,7 @@ template <int HeadDim, int Lines, class T>
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int group = simd::num_accumulators / Lines;
   // Tokens at once: enough sums to keep the multiply-adds busy, and q is loaded once for them.
-  constexpr int together = simd::native_width == 8 && Lines == 4 ? 2 : 1;
+  constexpr int together = simd::native_width != 8 ? 1 : Lines == 4 ? 2 : 4;
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
   constexpr int step_lines = std::max(1, cache_lines_per_row<HeadDim, T> * unrolled / vectors);
@@ -63,7 +63,7 @@ template <int HeadDim, int Lines, class T>
           }
           CHUNKATTN_UNROLLED
           for (int l = 0; l < Lines; ++l) {
-            const simd::Float<width> query = simd::load<width>(q[l] + at);
+            const simd::Float<width> query = simd::load_once<width>(q[l] + at);
             CHUNKATTN_UNROLLED
             for (int r = 0; r < together; ++r) sum[r][l] = simd::fma(key[r], query, sum[r][l]);
           }

@@ -207,33 +207,6 @@ CHUNKATTN_INLINE Float<W> shuffle(Float<W> a, Float<W> b, std::integer_sequence<
 #endif
 }
 
-template <int W, bool upper, int B, int... I>
-CHUNKATTN_INLINE Float<W> pick_halves(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
-  // Lane I of the result: the first W/2 from a, the rest from b; of every block of B lanes the
-  // lower or the upper half.
-  constexpr auto source = [](int lane) {
-    const int within = lane % (W / 2);
-    return lane / (W / 2) * W + within / (B / 2) * B + within % (B / 2) + (upper ? B / 2 : 0);
-  };
-  return shuffle<W>(a, b, std::integer_sequence<int, source(I)...>{});
-}
-
-/// Sums of W vectors over their lanes, as one vector: lane j is the sum of rows[j].
-template <int W, int B = W>
-CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[to_size(B)]) {
-  if constexpr (B == 1) {
-    return rows[0];
-  } else {
-    Float<W> next[to_size(B / 2)];
-    constexpr auto lanes = std::make_integer_sequence<int, W>{};
-    CHUNKATTN_UNROLLED
-    for (int i = 0; i < B / 2; ++i)
-      next[i] = pick_halves<W, false, B>(rows[2 * i], rows[2 * i + 1], lanes) +
-                pick_halves<W, true, B>(rows[2 * i], rows[2 * i + 1], lanes);
-    return sum_lanes<W, B / 2>(next);
-  }
-}
-
 template <int W, int Half, bool lower, int... I>
 CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
   // Seen as blocks of Half lanes: the lower block of every pair of a and of b, or the upper one.
@@ -243,6 +216,23 @@ CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence
     return second ? W + lane : lane + Half;
   };
   return shuffle<W>(a, b, std::integer_sequence<int, source(I)...>{});
+}
+
+/// Lane j of the result: the sum over the lanes of rows[j], added as reduce_sum does.
+template <int W, int B = W>
+CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[to_size(B)]) {
+  if constexpr (B == 1) {
+    return rows[0];
+  } else {
+    constexpr int half = B / 2;
+    constexpr auto lanes = std::make_integer_sequence<int, W>{};
+    Float<W> next[to_size(half)];
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < half; ++i)
+      next[i] = exchange<W, half, true>(rows[i], rows[i + half], lanes) +
+                exchange<W, half, false>(rows[i], rows[i + half], lanes);
+    return sum_lanes<W, half>(next);
+  }
 }
 
 /// Transposes W vectors of W lanes: by blocks of half the size, then their halves, and so on.
