@@ -1,8 +1,8 @@
 """vLLM's own attention on CPUs and chunkattn's over the same K/V, one layer, decoding or prefill; alone, in turn.
 
-attention.py [--rounds N] [--threads N] [--cold] [--avx2] [--only TEXT]: median and least processor time of the process, by
-shape. vLLM's includes its scheduler metadata, chunkattn's its plan; both are made once a step for all layers. Beside them
-what it takes to read this K/V once, by torch.sum: nobody can be faster than the machine reads.
+attention.py [--rounds N] [--threads N] [--kv-heads N] [--cold] [--avx2] [--only TEXT]: median and least processor time of
+the process, by shape. vLLM's includes its scheduler metadata, chunkattn's its plan; both are made once a step for all
+layers. Beside them what it takes to read this K/V once, by torch.sum: nobody can be faster than the machine reads.
 """
 import argparse
 import os
@@ -12,6 +12,7 @@ import time
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=15)
 parser.add_argument("--threads", type=int, default=1)
+parser.add_argument("--kv-heads", type=int, default=8, help="of 32 query heads")
 parser.add_argument("--cold", action="store_true", help="other memory is read before each run, as weights are in a step")
 parser.add_argument("--avx2", action="store_true", help="kernels for AVX2 of both (plugin: CHUNKATTN_VLLM_NATIVE=OFF)")
 parser.add_argument("--only", default="", help="shapes that have this text")
@@ -34,12 +35,12 @@ from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 current_platform.import_kernels()
 torch.set_num_threads(arguments.threads)
-HEADS, DIM, TYPES = 32, 128, {torch.float32: 0, torch.bfloat16: 2}
+HEADS, KV_HEADS, DIM, TYPES = 32, arguments.kv_heads, 128, {torch.float32: 0, torch.bfloat16: 2}
 other = torch.ones(2**26 if arguments.cold else 0)
 
 
-def compare(what, sequences, shared, own, dtype, kv_heads=8, page=128, queries=1):
-    what = f"{what}, {HEADS}/{kv_heads}, {str(dtype)[6:]}"
+def compare(what, sequences, shared, own, dtype, page=128, queries=1):
+    what = f"{what}, {HEADS}/{KV_HEADS}, {str(dtype)[6:]}"
     if arguments.only not in what:
         return
     length = shared + own
@@ -53,28 +54,28 @@ def compare(what, sequences, shared, own, dtype, kv_heads=8, page=128, queries=1
     lens = torch.full((sequences,), length, dtype=torch.int32)
     starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
     torch.manual_seed(0)
-    key, value = (torch.randn(pages * page, kv_heads, DIM).to(dtype) for _ in range(2))
+    key, value = (torch.randn(pages * page, KV_HEADS, DIM).to(dtype) for _ in range(2))
     q = torch.randn(sequences * queries, HEADS, DIM).to(dtype)
     slots = torch.arange(pages * page)
     scale, isa = DIM**-0.5, _get_attn_isa(dtype, page, DIM, "auto")
 
     def halves():
-        memory = torch.zeros(pages, kv_heads, page, 2 * DIM, dtype=dtype)
-        return memory.view(pages, kv_heads, 2 * page, DIM).chunk(2, dim=2)
+        memory = torch.zeros(pages, KV_HEADS, page, 2 * DIM, dtype=dtype)
+        return memory.view(pages, KV_HEADS, 2 * page, DIM).chunk(2, dim=2)
 
     k1, v1 = halves()
     ops.cpu_attn_reshape_and_cache(key, value, k1, v1, slots, isa)
     k2, v2 = halves()
     out1, out2 = torch.zeros_like(q), torch.zeros_like(q)
-    attention = library.attention(DIM, HEADS, kv_heads, TYPES[dtype], scale, arguments.threads)
+    attention = library.attention(DIM, HEADS, KV_HEADS, TYPES[dtype], scale, arguments.threads)
     plan, layer = library.Plan(page, pages), library.layer(k2, v2)
-    row = kv_heads * DIM
+    row = KV_HEADS * DIM
     library.check(library.load().chunkattn_write_slots(
         attention, ctypes.byref(layer), slots.data_ptr(), key.data_ptr(), row, value.data_ptr(), row, len(slots)))
 
     def stock():
         metadata = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=sequences, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=DIM, seq_lens=lens, dtype=dtype,
+            num_reqs=sequences, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, seq_lens=lens, dtype=dtype,
             query_start_loc=starts, causal=True, sliding_window_size=-1, isa=isa, enable_kv_split=True)
         ops.cpu_attention_with_kv_cache(
             query=q, key_cache=k1, value_cache=v1, output=out1, query_start_loc=starts, seq_lens=lens, scale=scale,
@@ -86,7 +87,7 @@ def compare(what, sequences, shared, own, dtype, kv_heads=8, page=128, queries=1
         library.check(library.load().chunkattn_run(
             attention, plan.handle, ctypes.byref(layer), None, q.data_ptr(), 0, len(q), out2.data_ptr(), None))
 
-    as_much = torch.randn((pages - 1) * page * kv_heads * DIM * 2 * dtype.itemsize // 4)
+    as_much = torch.randn((pages - 1) * page * KV_HEADS * DIM * 2 * dtype.itemsize // 4)
 
     def read():
         as_much.sum()
@@ -106,7 +107,7 @@ def compare(what, sequences, shared, own, dtype, kv_heads=8, page=128, queries=1
 
 print(f"vLLM's kernels: {_get_attn_isa(torch.bfloat16, 128, DIM, 'auto')}{' for AVX2' if arguments.avx2 else ''}; chunkattn's: "
       + library.load().chunkattn_describe(
-          library.attention(DIM, HEADS, 8, 2, DIM**-0.5, arguments.threads)).decode().split(",")[0])
+          library.attention(DIM, HEADS, KV_HEADS, 2, DIM**-0.5, arguments.threads)).decode().split(",")[0])
 print("| one layer | vLLM's own, ms: median (least) | chunkattn, ms | ratio | reading alone, ms | largest difference |\n"
       + "| --- " * 6 + "|")
 for dtype in (torch.bfloat16, torch.float32):
