@@ -118,11 +118,12 @@ class Engine {
 
   using State = LineState<HeadDim, ValueDim>;
   using Partials = PartialResults<State>;
-  // How far streams are prefetched ahead. fp32 and 16 bits: 6 KB was best on Zen 4 (4 and 8 KB: up
-  // to 9 %, 16 KB: 10 % slower), 4 KB on Zen 5 (8 KB: 6 %), Zen 3 had no preference. 8 bits: 16 KB
-  // on Zen 5 (8 KB: 11 % slower), 4 to 8 KB on Zen 3 (16 KB: 4 to 12 %); Zen 4 had none.
+  // How far streams are prefetched ahead. AVX-512: 6 KB of fp32 and 16 bits were best on Zen 4 (4
+  // and 8 KB: up to 9 %, 16 KB: 10 % slower), 4 KB of fp32 on Zen 5 (8 KB: 6 %), which needs 16 KB
+  // of 8 bits (8 KB: 11 %). AVX2, on Zen 3: 16 KB (6 KB: 5 to 8 %), and 6 to 8 KB of 8 bits (16 KB:
+  // 4 to 12 %).
   template <class T>
-  static constexpr int stream_kb = sizeof(T) == 1 && simd::native_width == 16 ? 16 : 6;
+  static constexpr int stream_kb = (sizeof(T) == 1) == (simd::native_width == 16) ? 16 : 6;
   template <class T>
   using Ahead = Prefetcher<HeadDim, ValueDim, T, stream_kb<T> * 1024 / 64>;
 

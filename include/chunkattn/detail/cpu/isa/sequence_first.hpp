@@ -107,7 +107,10 @@ template <int ValueDim, int Lines, class T>
   // Vectors of a line held at once.
   constexpr int wide = four_in_avx2 ? 3 : simd::num_accumulators / Lines;
   PrefetchCursor cursor = ahead;
-  const auto pass = [&]<int N>(Count<N>, int begin, bool first) CHUNKATTN_LAMBDA {
+  constexpr int passes = (vectors + wide - 1) / wide;
+  // Evenly in all passes, or memory is idle in most of them.
+  constexpr int burst = (cache_lines_per_row<ValueDim, T> + passes - 1) / passes;
+  const auto pass = [&]<int N>(Count<N>, int begin) CHUNKATTN_LAMBDA {
     simd::Float<width> sums[to_size(Lines)][to_size(N)];
     CHUNKATTN_UNROLLED
     for (int l = 0; l < Lines; ++l) {
@@ -122,7 +125,7 @@ template <int ValueDim, int Lines, class T>
         simd::Float<width> value[to_size(held)];
         CHUNKATTN_UNROLLED
         for (int k = 0; k < held; ++k) {
-          if (first) prefetch_some<cache_lines_per_row<ValueDim, T>, N>(cursor, i + k);
+          prefetch_some<burst, N>(cursor, i + k);
           value[k] = simd::load_widened<width>(row + (i + k) * width);
         }
         CHUNKATTN_UNROLLED
@@ -145,8 +148,8 @@ template <int ValueDim, int Lines, class T>
   constexpr int whole = vectors / wide;
   constexpr int rest = vectors % wide;
   if constexpr (whole > 0)
-    for (int i = 0; i < whole; ++i) pass(Count<wide>{}, i * wide * width, i == 0);
-  if constexpr (rest > 0) pass(Count<rest>{}, whole * wide * width, whole == 0);
+    for (int i = 0; i < whole; ++i) pass(Count<wide>{}, i * wide * width);
+  if constexpr (rest > 0) pass(Count<rest>{}, whole * wide * width);
   ahead = cursor;
 }
 
