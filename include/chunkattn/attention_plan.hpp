@@ -15,9 +15,6 @@
 #include "detail/tree/step_reader.hpp"
 #include "plan_view.hpp"
 #include "step.hpp"
-#if CHUNKATTN_BODIES
-#include "detail/plan/update.hpp"
-#endif
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -97,15 +94,16 @@ class StepView : public LiveView {
   friend class AttentionPlan;
   StepView(const PlanView& arrays, std::shared_ptr<const detail::ViewTicket> ticket,
            const detail::StepHandle<Tree>& step)
-      : LiveView(arrays, std::move(ticket)), tokens_(step) {}
+      : LiveView(arrays, std::move(ticket)), shared_(step.shared), step_(&step.record()) {}
 
   template <class F>
   void for_each_token(const F& f) const {
     detail::check_current(*this);
-    tokens_.for_each_row(num_rows, f);
+    if (step_ != nullptr) shared_->tree->for_each_row(*step_, num_rows, f);
   }
 
-  detail::StepTokens<Tree> tokens_;
+  std::shared_ptr<detail::SharedTree<Tree>> shared_;
+  const detail::StepRecord* step_ = nullptr;  // it ends with the step
 };
 
 /// Makes the arrays of a step: its query tokens, and the K/V that each of them reads (the paper's

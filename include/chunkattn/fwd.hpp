@@ -56,6 +56,7 @@ struct CudaOptions;
 
 namespace detail {
 struct AttentionAccess;  // debug/attention.hpp
-}
+struct ChunkAccess;      // detail/support/chunk_source.hpp
+}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END

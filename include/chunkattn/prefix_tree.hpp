@@ -11,7 +11,6 @@
 #include "allocator.hpp"
 #include "detail/support/array.hpp"
 #include "detail/support/check.hpp"
-#include "detail/support/chunk_source.hpp"
 #include "detail/support/config.hpp"
 #include "detail/tree/handles.hpp"
 #include "detail/tree/token_tree.hpp"

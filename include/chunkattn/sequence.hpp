@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "allocator.hpp"
@@ -120,9 +121,8 @@ class Sequence {
   /// \throws OutOfChunks      if a chunk for the copy is missing
   /// \throws InvalidArgument  unless `length` is from 1 to size(), or `whole`
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
-    const detail::SequenceIndex forked = fork_index(length, false);
-    if (forked == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
-    return Sequence(handle_.shared, forked);
+    if (auto forked = try_fork(length)) return *std::move(forked);
+    detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
   }
   /// fork() that returns nothing and changes nothing where fork() would throw OutOfChunks.
   [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
@@ -205,7 +205,6 @@ class Sequence {
           n, parts[i].offset, parts[i].length,
           [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
             f(Piece{s, offset, run, n.position + parts[i].offset + done});
-            return true;
           });
     }
   }

@@ -246,9 +246,7 @@ class [[nodiscard]] Step {
     AddResult result;
     set_status(result, outcome);
     if (outcome.reason == AddResult::Reason::none)
-      result.row_ = detail::row_of(record, record.entries.back(),
-                                   static_cast<std::int32_t>(record.entries.size()) - 1,
-                                   tree.core.sequences.id_of(sequence.handle_.index));
+      result.row_ = detail::row_of(record, record.entries.size() - 1);
     return result;
   }
 

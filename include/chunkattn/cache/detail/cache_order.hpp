@@ -41,7 +41,7 @@ struct GhostKey {
     const ChunkGeometry& g = topology.geometry;
     const std::int32_t position = n.position + first, slot = n.begin + first;
     const TreeNode& p = first > 0 ? n : topology.node(n.parent);
-    const std::int32_t before = first > 0 ? slot : topology.end_slot(p);
+    const std::int32_t before = first > 0 ? slot : p.begin + p.length;
     if (g.size < num_tokens || n.length - first < num_tokens ||
         g.offset(slot) > g.size - num_tokens)
       return 0;
@@ -207,8 +207,19 @@ class CacheOrder final : public EvictionOrder {
     if (model_ && p.length > 0) chunks_.prefetch(p.last_chunk, topology_.end_offset(p) - 1);
     if (next.newer == none) return;
     const TreeNode& n = topology_.node(next.newer);
-    if (n.newer != none) topology_.prefetch_whole(n.newer);
-    prefixes_.prefetch_removal(n, /*tokens=*/model_ != nullptr);
+    for (const NodeIndex other : {n.newer, n.parent, n.next_sibling, n.prev_sibling}) {
+      if (other == none) continue;
+      topology_.prefetch(other);
+      CHUNKATTN_PREFETCH_WRITE(&topology_.node(other).older);
+    }
+    for (const ChunkIndex chunk : {n.first_chunk, n.last_chunk})
+      CHUNKATTN_PREFETCH_WRITE(&chunks_[chunk]);
+    prefixes_.prefetch(n);
+    if (!model_) return;  // else also tokens of ghosts' keys
+    chunks_.prefetch(n.first_chunk, n.begin);
+    if (n.first_chunk == n.last_chunk) return;
+    chunks_.prefetch(n.first_chunk, topology_.geometry.size - 1);
+    chunks_.prefetch(n.last_chunk, 0);
   }
 
   // ---- tenants -------------------------------------------------------------------------------

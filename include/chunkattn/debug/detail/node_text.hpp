@@ -30,7 +30,6 @@ void for_first_tokens(const Tree& tree, const TreeNode& node, std::int32_t count
       node, 0, count, [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
         for (std::int32_t i = 0; i < run; ++i)
           f(TreeAccess::tree(tree).token_at(chunk, offset + i));
-        return true;
       });
 }
 
@@ -67,11 +66,10 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
   std::int32_t count = 0;
   core.topology.for_each_run(
       n, 0, n.length, [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
-        if (++count > 3) return false;
+        if (++count > 3) return;
         if (count > 1) text.where += ' ';
         text.where += std::to_string(chunk) + "[" + std::to_string(offset) + ":" +
                       std::to_string(offset + run) + "]";
-        return true;
       });
   if (count > 3) text.where += " ...";
   if (n.retained)

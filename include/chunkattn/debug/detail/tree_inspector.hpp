@@ -67,7 +67,6 @@ class TreeInspector {
             for (std::int32_t o = offset; o < offset + run; ++o)
               expect(taken[to_size(s) * chunk_size_ + to_size(o)]++ == 0, "a slot has one token",
                      s);
-            return true;
           });
       topology_.for_each_chunk(n, [&](ChunkIndex s) {
         NodeIndex& last = counted[to_size(s)].owner;

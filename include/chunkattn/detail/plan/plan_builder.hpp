@@ -71,7 +71,7 @@ class PlanBuilder {
     return true;
   }
   bool advance(const StepReader& step, const StepEntry& entry, Built& built, bool& pieces_changed) {
-    const std::int32_t end = step.end_of(step.tail_of(entry));
+    const std::int32_t end = step.node(step.tail_of(entry)).end();
     Segment& segment = arrays_.segments[to_size(arrays_.row_segment[to_size(built.row)])];
     if (end > built.covered) {
       if (built.piece_limit == 0) return false;
@@ -162,7 +162,7 @@ class PlanBuilder {
 
       // One segment for this node and the single children that follow.
       const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
-      const std::int32_t position = step.position_of(n);
+      const std::int32_t position = step.node(n).position;
       add_pieces(step, n, piece_begin);
       while (nodes_[n].first_child != none && nodes_[n].first_child == nodes_[n].last_child) {
         n = nodes_[n].first_child;
@@ -186,7 +186,7 @@ class PlanBuilder {
       const std::span<const Draft> drafts = step.tree_of(entry);
       Built& built = built_[to_size(e)];
       if (piece_end > piece_begin) number_path(step, e, segment, row);
-      if (step.length_of(n) > 0 && drafts.empty()) {
+      if (step.node(n).length > 0 && drafts.empty()) {
         extend_to_chunk_end(step, n);
         arrays_.pieces.resize(arrays_.pieces.size() + to_size(slack(arrays_.chunk_size)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
@@ -240,12 +240,12 @@ class PlanBuilder {
     if (const std::int32_t e = nodes_[index].entry; e != none && step.has_trees()) {
       const StepEntry& entry = step.entries()[to_size(e)];
       if (!step.tree_of(entry).empty() && step.counts(entry))
-        return entry.output_position() - step.position_of(index);
+        return entry.output_position() - step.node(index).position;
     }
-    return step.length_of(index);
+    return step.node(index).length;
   }
   void add_pieces(const StepReader& step, NodeIndex index, std::int32_t piece_begin) {
-    const std::int32_t position = step.position_of(index);
+    const std::int32_t position = step.node(index).position;
     step.for_each_run(
         index, num_slots(step, index),
         [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
@@ -290,6 +290,15 @@ class PlanBuilder {
   Array<Frame> stack_;
   DraftTrees draft_trees_;
 };
+
+#if CHUNKATTN_BODIES
+CHUNKATTN_FUNCTION void PlanBuilder::update(StepReader& step) {
+  step.carry_copies(arrays_.copies);
+  const bool may_advance = built_for_ == step.tree_id() && built_version_ == step.version() &&
+                           built_.size() == step.entries().size() && !step.has_trees();
+  if (!may_advance || !advance(step)) rebuild(step);
+}
+#endif
 
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

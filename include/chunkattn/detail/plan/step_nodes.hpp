@@ -41,7 +41,7 @@ class StepNodes {
       NodeIndex child = step.tail_of(entries[e]);
       touch(child).entry = static_cast<std::int32_t>(e);
       while (child != root_node) {
-        const NodeIndex parent = step.parent_of(child);
+        const NodeIndex parent = step.node(child).parent;
         const bool known = to_size(parent) < nodes_.size() && nodes_[to_size(parent)].mark == mark_;
         Node& node = touch(parent);
         if (node.first_child == none)

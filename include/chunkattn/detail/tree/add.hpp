@@ -49,7 +49,22 @@ class DraftPlacement {
     step_.trees.push_back({static_cast<std::int32_t>(step_.entries.size()),
                            static_cast<std::int32_t>(before_),
                            static_cast<std::int32_t>(drafts.size())});
-    assign_slots(drafts, deepest_, topology, tail, first, scratch);
+    std::int32_t num_scratch = static_cast<std::int32_t>(drafts.size());
+    for (std::int32_t i = deepest_; i != none; i = drafts[to_size(i)].parent, --num_scratch) {
+      const std::int32_t slot = tail.begin + first + drafts[to_size(i)].depth - 1;
+      drafts[to_size(i)].chunk = topology.chunk_of(tail, slot);
+      drafts[to_size(i)].offset = topology.geometry.offset(slot);
+    }
+    Draft* next = drafts.data();
+    topology.for_each_run(
+        scratch, scratch.length - num_scratch, num_scratch,
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
+          for (const std::int32_t end = offset + run; offset < end; ++offset, ++next) {
+            while (next->chunk != no_chunk) ++next;
+            next->chunk = chunk;
+            next->offset = offset;
+          }
+        });
     is_tree_ = false;
   }
 
@@ -67,29 +82,6 @@ class DraftPlacement {
       main_branch_ = depth;
       deepest_ = static_cast<std::int32_t>(i);
     }
-  }
-  /// Gives every draft its slot: those of the main branch, which ends with `deepest`, after
-  /// `first` of the tail, the others the last scratch slots.
-  static void assign_slots(std::span<Draft> drafts, std::int32_t deepest, const Topology& topology,
-                           const TreeNode& tail, std::int32_t first,
-                           const TreeNode& scratch) noexcept {
-    std::int32_t num_scratch = static_cast<std::int32_t>(drafts.size());
-    for (std::int32_t i = deepest; i != none; i = drafts[to_size(i)].parent, --num_scratch) {
-      const std::int32_t slot = tail.begin + first + drafts[to_size(i)].depth - 1;
-      drafts[to_size(i)].chunk = topology.chunk_of(tail, slot);
-      drafts[to_size(i)].offset = topology.geometry.offset(slot);
-    }
-    Draft* next = drafts.data();
-    topology.for_each_run(
-        scratch, scratch.length - num_scratch, num_scratch,
-        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
-          for (const std::int32_t end = offset + run; offset < end; ++offset, ++next) {
-            while (next->chunk != no_chunk) ++next;
-            next->chunk = chunk;
-            next->offset = offset;
-          }
-          return true;
-        });
   }
 
   StepRecord& step_;

@@ -239,11 +239,6 @@ class ChunkTable {
   /// Asks early for a slot whose token will be written.
   void prefetch(ChunkIndex s, std::int32_t offset) const noexcept { tokens_.prefetch(s, offset); }
 
-  /// The same for the chunk's record.
-  void prefetch_record(ChunkIndex s) const noexcept {
-    CHUNKATTN_PREFETCH_WRITE(&records_[to_size(s)]);
-  }
-
   void set_free_sink(std::unique_ptr<FreeSink> sink) { free_sink_ = std::move(sink); }
 
  private:

@@ -97,11 +97,9 @@ class TreeCore {
   /// cached and not in use. The caller then stores the tokens after the match, and publishes those
   /// of its new nodes that are to be found.
   SequenceIndex join(PathMatch match, const Joining& prompt, const InsertOptions& how);
-  /// Throws InvalidArgument unless `count` known tokens can be appended.
-  void check_append(SequenceIndex s, std::size_t count) const;
   /// `count` slots for known tokens, which the caller then stores at the end of the tail. False,
   /// with nothing changed, when the budget is too small.
-  bool append(SequenceIndex s, std::int32_t count);
+  bool append(SequenceIndex s, std::size_t count);
   /// A second sequence with the first `length` tokens; none when the budget is too small for its
   /// short tail. With `compute_last` the last token is computed again in any case.
   SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last);
@@ -240,8 +238,6 @@ class TreeCore {
   /// A few last tokens that are not computed yet are the new sequence's own to compute, so that
   /// neither waits for the other. Of the rest a short private tail is copied, a longer one shared.
   [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept;
-  /// Copies the first `count` tokens of a node, not their K/V.
-  void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept;
   /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens after it
   /// take. False, and the path as before, where there are not enough.
   bool hold_while_acquiring(const PathMatch& match, std::int32_t fresh);
@@ -314,8 +310,6 @@ class TreeCore {
   }
   void commit_general(StepEntry& entry, SequenceRecord& record, std::int32_t count,
                       bool on_main_branch) noexcept;
-  /// Outputs of the step that were not committed are not any more.
-  void discard_outputs(const StepRecord& step) noexcept;
 
   // ---- leave.hpp -----------------------------------------------------------------------------
 
@@ -369,11 +363,9 @@ class TreeCore {
                                  TreeNode* nodes) noexcept;
   /// The step does not run: it is as if the entry had not been added.
   void cancel_entry(const StepEntry& entry, bool keep_chunks) noexcept;
-  /// The same for an entry of a step that may have run, and that others may have been scheduled
-  /// after.
-  void discard_entry(const StepEntry& entry, SequenceRecord& record) noexcept;
-  /// The entry's positions are to be computed again.
-  void take_back(const StepEntry& entry, SequenceRecord& record) noexcept;
+  /// The entry's positions are to be computed again. Returns whether it has a slot for an output,
+  /// which counted until now.
+  bool take_back(const StepEntry& entry, SequenceRecord& record) noexcept;
   void check_loadable(SequenceIndex s, TokenRange range, const TreeNode& n, std::int32_t offset,
                       std::int32_t end) const;
 

@@ -17,7 +17,6 @@ namespace detail {
 
 CHUNKATTN_FUNCTION void TreeCore::finish(StepRecord& step) {
   steps.check_finish(step);
-  steps.announce_finish(step);
   resolve_abandoned(step.number);
   step.all_outputs = true;
   step.num_outputs = static_cast<std::int32_t>(step.entries.size());
@@ -54,7 +53,9 @@ CHUNKATTN_FUNCTION void TreeCore::drop_step(std::int32_t index) noexcept {
 }
 
 CHUNKATTN_FUNCTION void TreeCore::close_step(StepRecord& step) noexcept {
-  discard_outputs(step);
+  if (step.num_outputs > 0)
+    for (const StepEntry& entry : step.entries)
+      if (has_output(entry)) sequences.drop_reserved(sequences[entry.sequence]);
   step.state = StepState::free;
   if (release_scratch(step.scratch)) finish_all_leaving();
 }
@@ -71,7 +72,7 @@ CHUNKATTN_FUNCTION void TreeCore::end_entry(StepRecord& step, StepEntry& entry,
                                             SequenceRecord& record) noexcept {
   --record.steps;
   if (step.is_void || entry.epoch != record.epoch) {
-    discard_entry(entry, record);
+    if (take_back(entry, record)) sequences.drop_reserved(record);  // and what came after it
     entry.has_output = false;
   } else {
     mark_written(entry, record);
@@ -194,12 +195,6 @@ CHUNKATTN_FUNCTION void TreeCore::commit_general(StepEntry& entry, SequenceRecor
   }
   if (tail.written == first)  // else an earlier position is still to be computed
     tail.set_written(std::min(record.computed, record.size) - tail.position);
-}
-
-CHUNKATTN_FUNCTION void TreeCore::discard_outputs(const StepRecord& step) noexcept {
-  if (step.num_outputs == 0) return;
-  for (const StepEntry& entry : step.entries)
-    if (has_output(entry)) sequences.drop_reserved(sequences[entry.sequence]);
 }
 
 }  // namespace detail

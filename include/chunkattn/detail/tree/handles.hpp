@@ -198,10 +198,13 @@ struct StepHandle : Handle<Tree, HandleKind::step> {
   }
 };
 
-inline ScheduledSequence row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,
-                                SequenceId id) noexcept {
-  ScheduledSequence row{id,           index,        entry.begin,     entry.first_row,
-                        entry.length, entry.drafts, entry.has_output};
+/// Entry `index` of a step.
+inline ScheduledSequence row_of(const StepRecord& step, std::size_t index) noexcept {
+  const StepEntry& entry = step.entries[index];
+  ScheduledSequence row{entry.id(),      static_cast<std::int32_t>(index),
+                        entry.begin,     entry.first_row,
+                        entry.length,    entry.drafts,
+                        entry.has_output};
   if (const auto tree = step.tree_of(entry); !tree.empty()) {
     row.num_drafts = static_cast<std::int32_t>(tree.size());
     row.num_rows += row.num_drafts - entry.drafts;
@@ -230,10 +233,7 @@ class OutputRows {
       skip();
     }
     /// The row.
-    reference operator*() const {
-      const StepEntry& entry = record_->entries[at_];
-      return row_of(*record_, entry, static_cast<std::int32_t>(at_), entry.id());
-    }
+    reference operator*() const { return row_of(*record_, at_); }
     /// On to the next.
     iterator& operator++() {
       ++at_;

@@ -55,20 +55,17 @@ CHUNKATTN_FUNCTION void TreeCore::reserve_joining(std::size_t num_nodes) {
   leaving_.reserve(sequences.capacity());
 }
 
-CHUNKATTN_FUNCTION void TreeCore::check_append(SequenceIndex s, std::size_t count) const {
-  const SequenceRecord& record = sequences[s];
+CHUNKATTN_FUNCTION bool TreeCore::append(SequenceIndex s, std::size_t count) {
+  SequenceRecord& record = sequences[s];
   check_argument(count > 0, "tokens.size()", 0, "at least one token");
   check_argument(count <= to_size(max_length - record.size), "tokens.size()", count,
                  "a sequence of at most 2^30 tokens");
   check_argument(record.reserved == 0, "outputs to come", record.reserved,
                  "none: commit the outputs of finished steps, or drop them, before append()");
-}
-
-CHUNKATTN_FUNCTION bool TreeCore::append(SequenceIndex s, std::int32_t count) {
-  SequenceRecord& record = sequences[s];
-  if (!retention.grow_tail(record.tail, count)) return false;
+  const auto slots = static_cast<std::int32_t>(count);
+  if (!retention.grow_tail(record.tail, slots)) return false;
   topology.node(record.tail).writer = s;
-  record.size += count;
+  record.size += slots;
   return true;
 }
 
@@ -110,7 +107,11 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::fork(SequenceIndex s, std::int32_t le
     copy.written = copy.scheduled = plan.rows;
     copy.writer = plan.rows < plan.copied ? index : none;
     const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
-    copy_tokens(from, copy, plan.copied);
+    topology.for_each_common_run(
+        from, copy, plan.copied,
+        [&](ChunkIndex a, auto at_a, ChunkIndex b, auto at_b, std::int32_t run, auto) {
+          tokens_.copy(a, at_a, b, at_b, run);
+        });
     if (plan.rows > 0) request_copies(s, index, from, copy, plan.rows);
     stats.copied_tokens += to_size(plan.rows);
   }
@@ -137,21 +138,6 @@ CHUNKATTN_FUNCTION TreeCore::ForkPlan TreeCore::plan_fork(SequenceIndex s,
   // Where all of a whole sequence is computed, its next token is another one.
   const bool is_computed = length == source.size && source.cursor >= length && copied == rows;
   return {last, known - copied, copied, rows, is_computed};
-}
-
-CHUNKATTN_FUNCTION void TreeCore::copy_tokens(const TreeNode& from, const TreeNode& to,
-                                              std::int32_t count) noexcept {
-  topology.for_each_run(
-      from, 0, count,
-      [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t first) {
-        topology.for_each_run(
-            to, first, run,
-            [&](ChunkIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
-              tokens_.copy(chunk, offset + done, s, o, part);
-              return true;
-            });
-        return true;
-      });
 }
 
 CHUNKATTN_FUNCTION bool TreeCore::hold_while_acquiring(const PathMatch& match, std::int32_t fresh) {

@@ -98,7 +98,9 @@ CHUNKATTN_FUNCTION void TreeCore::publish_tail(SequenceIndex s, bool may_merge) 
     if (n.length == 0 || usable < unit) return;
     const NodeIndex equal = prefixes.find_equal(n);
     if (equal == none) {
-      retention.publish_generated(i, usable);
+      stats.published_tokens += to_size(usable);
+      prefixes.publish(i);
+      topology.observers.notify([=](NodeObserver& observer) { observer.on_written(i); });
       continue;
     }
     const bool shared = n.live > 0 || n.held > 1;
@@ -134,7 +136,8 @@ CHUNKATTN_FUNCTION void TreeCore::merge_into(SequenceIndex s, NodeIndex n, NodeI
   else
     sequences[s].tail = target;
   topology.observers.notify([=](NodeObserver& observer) { observer.on_merge(duplicate, target); });
-  retention.drop_duplicate(duplicate);
+  stats.merged_tokens += to_size(topology.node(duplicate).length);
+  retention.remove(duplicate);
 }
 
 }  // namespace detail

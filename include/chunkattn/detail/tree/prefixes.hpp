@@ -45,12 +45,14 @@ class ChildIndex {
     Array<Entry> grown(capacity);
     table_.swap(grown);
     for (const Entry& entry : grown)
-      if (entry.node != none) put(entry);
+      if (entry.node != none) insert(entry.hash, entry.node);
   }
 
   void insert(std::uint32_t hash, NodeIndex node) noexcept {
-    put({hash, node});
-    ++size_;
+    const std::size_t mask = table_.size() - 1;
+    std::size_t i = hash & mask;
+    while (table_[i].node != none) i = (i + 1) & mask;
+    table_[i] = {hash, node};
   }
 
   void erase(std::uint32_t hash, NodeIndex node) noexcept {
@@ -66,7 +68,6 @@ class ChildIndex {
       }
     }
     table_[hole] = {};
-    --size_;
   }
 
   /// The first node with this hash that `same(node)` confirms, or none.
@@ -79,7 +80,11 @@ class ChildIndex {
     return none;
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// For tests: the number of entries, counted.
+  [[nodiscard]] std::size_t count() const noexcept {
+    return to_size(std::count_if(table_.begin(), table_.end(),
+                                 [](const Entry& entry) { return entry.node != none; }));
+  }
   /// Asks early for what erasing an entry with this hash writes.
   void prefetch(std::uint32_t hash) const noexcept {
     CHUNKATTN_PREFETCH_WRITE(&table_[hash & (table_.size() - 1)]);
@@ -91,15 +96,7 @@ class ChildIndex {
     NodeIndex node = none;
   };
 
-  void put(Entry entry) noexcept {
-    const std::size_t mask = table_.size() - 1;
-    std::size_t i = entry.hash & mask;
-    while (table_[i].node != none) i = (i + 1) & mask;
-    table_[i] = entry;
-  }
-
   Array<Entry> table_;  // power of two, at most half full
-  std::size_t size_ = 0;
 };
 
 /// Finds published nodes, publishes and hides them.
@@ -152,39 +149,21 @@ class Prefixes {
     index_.erase(topology_.node(n).hash, n);
     topology_.node(n).state = state;
   }
-  /// Asks early for what taking out a cached node reads and writes; the node itself is there.
-  void prefetch_removal(const TreeNode& n, bool tokens) const noexcept {
-    for (const NodeIndex other : {n.parent, n.next_sibling, n.prev_sibling})
-      if (other != none) topology_.prefetch_whole(other);
-    chunks_.prefetch_record(n.first_chunk);
-    chunks_.prefetch_record(n.last_chunk);
-    index_.prefetch(n.hash);
-    if (!tokens) return;  // of a ghost's key
-    chunks_.prefetch(n.first_chunk, n.begin);
-    if (n.first_chunk == n.last_chunk) return;
-    chunks_.prefetch(n.first_chunk, topology_.geometry.size - 1);
-    chunks_.prefetch(n.last_chunk, 0);
-  }
-  [[nodiscard]] std::size_t num_published() const noexcept { return index_.size(); }
+  /// Asks early for what unpublish() writes.
+  void prefetch(const TreeNode& n) const noexcept { index_.prefetch(n.hash); }
+  /// For tests: nodes that are found, counted.
+  [[nodiscard]] std::size_t num_published() const noexcept { return index_.count(); }
   /// Changes whenever a match may have become longer.
   [[nodiscard]] std::uint64_t num_publications() const noexcept { return num_publications_; }
 
-  /// Leading tokens of `n` from `first` on that are those of `other` from its start, at most
-  /// `count`.
+  /// Leading tokens of two nodes that are equal, at most `count`.
   [[nodiscard]] std::int32_t common_length(const TreeNode& n, const TreeNode& other,
                                            std::int32_t count) const noexcept {
     std::int32_t common = 0;
-    topology_.for_each_run(
-        other, 0, std::min(count, n.length),
-        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t first) {
-          topology_.for_each_run(
-              n, first, run,
-              [&](ChunkIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
-                const std::int32_t same = tokens_.common(s, o, chunk, offset + done, part);
-                common += same;
-                return same == part;
-              });
-          return common == first + run;
+    topology_.for_each_common_run(
+        n, other, std::min(count, n.length),
+        [&](ChunkIndex a, auto at_a, ChunkIndex b, auto at_b, std::int32_t run, auto done) {
+          if (common == done) common += tokens_.common(a, at_a, b, at_b, run);
         });
     return common;
   }
@@ -219,16 +198,6 @@ class Prefixes {
 
   // ---- matches -------------------------------------------------------------------------------
 
-  /// Calls f(node, tokens of it that matched) for the nodes of a match, last first.
-  template <class F>
-  void for_each_matched(const PathMatch& match, const F& f) const {
-    std::int32_t used = match.used;
-    for (NodeIndex i = match.last; i != root_node;) {
-      f(i, used);
-      i = topology_.node(i).parent;
-      used = topology_.node(i).length;
-    }
-  }
   /// Chunks of a match that no pin covers, each once.
   [[nodiscard]] std::size_t count_unpinned_chunks(const PathMatch& match) const noexcept {
     return count_chunks(match, &ChunkRecord::pinned, [](const TreeNode& n) { return n.pins > 0; });

@@ -128,18 +128,17 @@ class Retention {
   /// Topology::split(); both halves keep their place in the index and in the retention list.
   NodeIndex split(NodeIndex lower, std::int32_t keep) noexcept {
     const NodeIndex upper = prefixes_.split(lower, keep);
-    if (topology_.node(lower).retained) link_retained_after(upper, lower);
+    if (topology_.node(lower).retained) link(list_of(topology_.node(upper)), upper, lower);
     return upper;
   }
 
-  /// Takes an unused node out of the tree.
-  /// \param active  whether its chunks still count it as in use
-  void remove(NodeIndex index, bool active = false) noexcept {
+  /// Takes a node out of the tree that nothing below it and no sequence needs.
+  void remove(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
     if (n.pins > 0) std::replace(pins_.begin(), pins_.end(), index, n.parent);
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::unpublished);
-    topology_.release_slots(index, 0, active);
+    topology_.release_slots(index, 0);
     topology_.remove(index);
   }
 
@@ -165,12 +164,6 @@ class Retention {
     topology_.extend(index, count);
     chunks_.release();
     return true;
-  }
-  /// Publishes a node of generated tokens, of which the first `count` can be found.
-  void publish_generated(NodeIndex index, std::int32_t count) noexcept {
-    stats_.published_tokens += to_size(count);
-    prefixes_.publish(index);
-    topology_.observers.notify([=](NodeObserver& observer) { observer.on_written(index); });
   }
 
   // ---- use of paths --------------------------------------------------------------------------
@@ -198,16 +191,12 @@ class Retention {
     for (NodeIndex n = last; n != none;) {
       TreeNode& record = topology_.node(n);
       const NodeIndex parent = record.parent;
-      --(record.*count);
-      if (!record.active() && n != root_node) keep_or_remove(n, keep_end);
+      if (record.live + record.held > 1 || n == root_node)
+        --(record.*count);
+      else
+        keep_or_remove(n, keep_end);
       n = parent;
     }
-  }
-  /// Takes out a node that one sequence held, which continues in an equal one.
-  void drop_duplicate(NodeIndex index) noexcept {
-    stats_.merged_tokens += to_size(topology_.node(index).length);
-    topology_.node(index).held = 0;
-    remove(index, /*active=*/true);
   }
 
   // ---- eviction ------------------------------------------------------------------------------
@@ -319,16 +308,17 @@ class Retention {
     return order_ ? order_->list_of(n) : lists_.at(n.level * RetainedList::keys_per_level, 0);
   }
 
-  /// No sequence uses the node now: keeps its written tokens as cache, or removes it.
+  /// The last sequence that uses the node goes: keeps its written tokens as cache, or removes it.
   void keep_or_remove(NodeIndex index, std::int32_t keep_end) noexcept {
     TreeNode& n = topology_.node(index);
     std::int32_t keep = 0;
     if (n.state == NodeState::published && n.position < keep_end)
       keep = std::min(n.written, keep_end - n.position);
     keep -= keep % prefixes_.unit();
-    if (keep == 0) return remove(index, /*active=*/true);
-    topology_.set_active(n, false);
+    if (keep == 0) return remove(index);
     if (keep < n.length) topology_.release_slots(index, keep);
+    n.live = n.held = 0;
+    topology_.set_active(n, false);
     if (order_) [[unlikely]]
       order_->on_unused(n);
     retain(index);
@@ -346,11 +336,7 @@ class Retention {
     RetainedList& list = order_ && n.pins == 0 ? order_->on_listed(n) : list_of(n);
     if (list.oldest == none) lists_.queue(list);
     if (rules_.ttl > 0) n.reuse.since = static_cast<std::uint32_t>(time_);
-    n.retained = true;
-    n.older = list.newest;
-    n.newer = none;
-    (n.older != none ? topology_.node(n.older).newer : list.oldest) = index;
-    list.newest = index;
+    link(list, index, list.newest);
   }
   CHUNKATTN_INLINE void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
@@ -360,14 +346,14 @@ class Retention {
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
     n.retained = false;
   }
-  void link_retained_after(NodeIndex index, NodeIndex older) noexcept {
+  /// Puts a node into its list, after `older`, or first where that is none.
+  void link(RetainedList& list, NodeIndex index, NodeIndex older) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedList& list = list_of(n);
+    NodeIndex& next = older != none ? topology_.node(older).newer : list.oldest;
     n.retained = true;
     n.older = older;
-    n.newer = topology_.node(older).newer;
+    n.newer = std::exchange(next, index);
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = index;
-    topology_.node(older).newer = index;
   }
 
   /// Frees the last chunk of a leaf that is retained, or drops it if it has none alone.
@@ -382,7 +368,7 @@ class Retention {
     if (keep == 0)
       remove(victim);
     else
-      topology_.release_slots(victim, keep, /*active=*/false);
+      topology_.release_slots(victim, keep);
     stats_.evicted_chunks += used - stats_.used_chunks;
   }
 

@@ -48,12 +48,7 @@ class StepReader {
   [[nodiscard]] NodeIndex tail_of(const StepEntry& entry) const noexcept {
     return core_.sequences[entry.sequence].tail;
   }
-  [[nodiscard]] NodeIndex parent_of(NodeIndex n) const noexcept { return node(n).parent; }
-  /// Path position of the node's first slot.
-  [[nodiscard]] std::int32_t position_of(NodeIndex n) const noexcept { return node(n).position; }
-  [[nodiscard]] std::int32_t length_of(NodeIndex n) const noexcept { return node(n).length; }
-  /// Path position after its last slot.
-  [[nodiscard]] std::int32_t end_of(NodeIndex n) const noexcept { return node(n).end(); }
+  [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return core_.topology.node(n); }
   /// Whether the free slots after the node's last one are its own.
   [[nodiscard]] bool owns_end(NodeIndex n) const noexcept {
     return core_.topology.owns_end(node(n));
@@ -66,12 +61,7 @@ class StepReader {
   /// `done` counts the slots before.
   template <class F>
   void for_each_run(NodeIndex n, std::int32_t count, const F& f) const {
-    core_.topology.for_each_run(
-        node(n), 0, count,
-        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          f(chunk, offset, run, done);
-          return true;
-        });
+    core_.topology.for_each_run(node(n), 0, count, f);
   }
   /// Calls f(row, chunk, offset, count) for where the K/V of the entry's first `num_rows` rows go,
   /// rows counted from its first. Positions that are written, or another sequence's to write, are
@@ -92,12 +82,9 @@ class StepReader {
           if (n.writer != entry.sequence) return;
           const std::int32_t first = std::max(offset, n.written);
           const std::int32_t row = n.position + first - entry.begin;
-          core_.topology.for_each_run(
-              n, first, offset + length - first,
-              [&](ChunkIndex chunk, std::int32_t slot, std::int32_t run, std::int32_t done) {
-                f(row + done, chunk, slot, run);
-                return true;
-              });
+          core_.topology.for_each_run(n, first, offset + length - first,
+                                      [&](ChunkIndex chunk, std::int32_t slot, std::int32_t run,
+                                          std::int32_t done) { f(row + done, chunk, slot, run); });
         });
   }
 
@@ -126,29 +113,8 @@ class StepReader {
   }
 
  private:
-  [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return core_.topology.node(n); }
-
   TreeCore& core_;
   StepRecord& step_;
-};
-
-/// The query tokens of a step, for views of its plan, which end with the step.
-template <class Tree>
-class StepTokens {
- public:
-  StepTokens() = default;
-  explicit StepTokens(const StepHandle<Tree>& step) : shared_(step.shared), step_(&step.record()) {}
-
-  /// Calls f(entry, path position, token) for the first `num_rows` rows, see
-  /// TokenTree::for_each_row().
-  template <class F>
-  void for_each_row(std::int32_t num_rows, const F& f) const {
-    if (step_ != nullptr) shared_->tree->for_each_row(*step_, num_rows, f);
-  }
-
- private:
-  std::shared_ptr<SharedTree<Tree>> shared_;
-  const StepRecord* step_ = nullptr;
 };
 
 }  // namespace detail

@@ -233,7 +233,7 @@ class StepTable {
     step.state = StepState::in_flight;
   }
 
-  /// Throws InvalidArgument unless the step can finish now.
+  /// Throws InvalidArgument unless the step can finish now. Asks those who observe steps, too.
   void check_finish(const StepRecord& step) const {
     if (step.state == StepState::open) check_built(step);
     for (const StepRecord* other : steps_)
@@ -241,9 +241,6 @@ class StepTable {
         fail_argument(
             "step", step.number,
             {"step ", other->number, " first: steps finish in the order they were submitted"});
-  }
-  /// Asks those who observe steps; they may throw.
-  void announce_finish(const StepRecord& step) const {
     if (observers_->any() && !step.is_void) [[unlikely]]
       observers_->for_each([&](StepObserver& o) { o.on_finish(step.number); });
   }

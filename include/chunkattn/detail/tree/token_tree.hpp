@@ -161,13 +161,13 @@ class TokenTree {
   }
   /// What PrefixTree::match_prefix() says of a match.
   [[nodiscard]] MatchResult result_of(const PathMatch& match, const InsertOptions& options) const {
-    std::int32_t written_end = match.length, own_begin = match.length;
-    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+    std::int32_t own_begin = match.length;
+    for (NodeIndex i = match.last; i != root_node; i = core.topology.node(i).parent) {
       const TreeNode& n = core.topology.node(i);
-      if (n.written >= used) return;
-      written_end = n.position + n.written;
-      if (n.writer == none) own_begin = written_end;
-    });
+      const std::int32_t written_end = n.position + n.written;
+      if (n.written < n.length && n.writer == none) own_begin = std::min(own_begin, written_end);
+    }
+    const std::int32_t written_end = std::min(match.length, core.topology.written_end(match.last));
     const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
     return {cached, std::min(to_size(own_begin), options.max_reuse) - cached};
   }
@@ -216,11 +216,9 @@ class TokenTree {
   }
 
   bool append(SequenceIndex s, std::span<const Token> tokens) {
-    core.check_append(s, tokens.size());
-    const auto count = static_cast<std::int32_t>(tokens.size());
-    if (!core.append(s, count)) return false;
+    if (!core.append(s, tokens.size())) return false;
     const TreeNode& tail = core.sequences.tail(s);
-    store(tail, tail.length - count, tokens);
+    store(tail, tail.length - static_cast<std::int32_t>(tokens.size()), tokens);
     return true;
   }
 
@@ -362,11 +360,7 @@ class TokenTree {
 
   /// Shortens a match to what is written, in units of sharing.
   void trim_to_written(PathMatch& match) const noexcept {
-    std::int32_t end = match.length;
-    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
-      const TreeNode& n = core.topology.node(i);
-      if (n.written < used) end = n.position + n.written;
-    });
+    const std::int32_t end = std::min(match.length, core.topology.written_end(match.last));
     match.length = end - end % core.prefixes.unit();
     while (match.last != root_node && core.topology.node(match.last).position >= match.length) {
       match.last = core.topology.node(match.last).parent;
@@ -418,7 +412,6 @@ class TokenTree {
         n, first, static_cast<std::int32_t>(tokens.size()),
         [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
           tokens_.store(s, offset, tokens.subspan(to_size(done), to_size(run)));
-          return true;
         });
   }
 };

@@ -117,10 +117,6 @@ class Topology {
   [[nodiscard]] std::int32_t end_offset(const TreeNode& n) const noexcept {
     return n.length == 0 ? n.begin : geometry.offset(n.begin + n.length - 1) + 1;
   }
-  /// The slot after its last one, counted from the start of its first chunk.
-  [[nodiscard]] static std::int32_t end_slot(const TreeNode& n) noexcept {
-    return n.begin + n.length;
-  }
   /// Whether the free slots after the node's last token are its own.
   [[nodiscard]] bool owns_end(const TreeNode& n) const noexcept {
     const NodeIndex owner = chunks_[n.last_chunk].owner;
@@ -141,7 +137,7 @@ class Topology {
     return s;
   }
   /// Calls f(chunk, offset, count, done) for the slots [first, first + count) of a node, chunk by
-  /// chunk; `done` counts the slots before. f returns false to stop.
+  /// chunk; `done` counts the slots before.
   template <class F>
   void for_each_run(const TreeNode& n, std::int32_t first, std::int32_t count, const F& f) const {
     if (count <= 0) return;
@@ -149,12 +145,24 @@ class Topology {
     std::int32_t offset = geometry.offset(n.begin + first);
     for (std::int32_t done = 0;;) {
       const std::int32_t run = std::min(count - done, geometry.size - offset);
-      if (!f(s, offset, run, done)) return;
+      f(s, offset, run, done);
       done += run;
       if (done == count) return;
       s = chunks_.next(s);
       offset = 0;
     }
+  }
+  /// Calls f(chunk of a, offset, chunk of b, offset, count, done) for the first `count` slots of
+  /// both, by runs that are within a chunk of each.
+  template <class F>
+  void for_each_common_run(const TreeNode& a, const TreeNode& b, std::int32_t count,
+                           const F& f) const {
+    for_each_run(a, 0, count, [&](ChunkIndex in_a, std::int32_t at, std::int32_t run, auto first) {
+      for_each_run(b, first, run,
+                   [&](ChunkIndex in_b, std::int32_t o, std::int32_t part, auto done) {
+                     f(in_a, at + done, in_b, o, part, first + done);
+                   });
+    });
   }
   /// Calls f(chunk) for every chunk of the node, spare ones after its tokens included.
   template <class F>
@@ -226,10 +234,6 @@ class Topology {
   /// Gives back the chunks after the node's first `keep` slots, spare ones included. True if any
   /// chunk was given back.
   bool release_slots(NodeIndex index, std::int32_t keep) noexcept {
-    return release_slots(index, keep, node(index).active());
-  }
-  /// \param active  whether its chunks count it as in use
-  bool release_slots(NodeIndex index, std::int32_t keep, bool active) noexcept {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
     observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
@@ -240,7 +244,7 @@ class Topology {
     for (ChunkIndex i = s; i != n.last_chunk; i = chunks_[i].prev) ++held;
     const bool released = held > kept_chunks;
     const bool owned = owns_end(n);
-    const ChunkUse use{active, n.pins > 0};
+    const ChunkUse use = n.use();
     for (; held > kept_chunks; --held) {
       const ChunkIndex prev = held > 1 ? chunks_[s].prev : no_chunk;
       if (held == 1 && chunks_[s].owner == index) {
@@ -302,11 +306,6 @@ class Topology {
   void count_slots(std::size_t count) noexcept { stats_.stored_tokens += count; }
   /// Asks early for what a step writes to a node.
   void prefetch(NodeIndex n) const noexcept { CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)]); }
-  /// The same for all of it.
-  void prefetch_whole(NodeIndex n) const noexcept {
-    prefetch(n);
-    CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)].older);
-  }
   /// The same for the token after its last slot.
   void prefetch_end(NodeIndex index) const noexcept {
     const TreeNode& n = node(index);

@@ -207,24 +207,18 @@ CHUNKATTN_FUNCTION void TreeCore::mark_written(const StepEntry& entry,
 CHUNKATTN_FUNCTION void TreeCore::cancel_entry(const StepEntry& entry, bool keep_chunks) noexcept {
   SequenceRecord& record = sequences[entry.sequence];
   --record.steps;
-  take_back(entry, record);
-  if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled after it
+  if (take_back(entry, record))  // nothing was scheduled after it
     sequences.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_chunks);
 }
 
-CHUNKATTN_FUNCTION void TreeCore::discard_entry(const StepEntry& entry,
-                                                SequenceRecord& record) noexcept {
-  const bool counted = entry.epoch == record.epoch;
-  take_back(entry, record);
-  if (counted && entry.has_output) sequences.drop_reserved(record);
-}
-
-CHUNKATTN_FUNCTION void TreeCore::take_back(const StepEntry& entry,
+CHUNKATTN_FUNCTION bool TreeCore::take_back(const StepEntry& entry,
                                             SequenceRecord& record) noexcept {
   // Superseded rows may be known tokens too, where several void steps end in any order.
   record.cursor = std::min(record.cursor, entry.begin);
   set_scheduled(entry, false);
-  if (entry.epoch != record.epoch) --record.superseded;
+  const bool counts = entry.epoch == record.epoch;
+  if (!counts) --record.superseded;
+  return counts && entry.has_output;
 }
 
 // ---- copies -----------------------------------------------------------------------------------
@@ -263,7 +257,6 @@ CHUNKATTN_FUNCTION void TreeCore::request_copies(SequenceIndex source, SequenceI
           request_copy(copy);
           i += copy.rows.length;
         }
-        return true;
       });
 }
 

@@ -122,12 +122,9 @@ class EventPublisher final : public NodeObserver {
   }
   template <class F>
   void for_each_chunk(const TreeNode& n, std::int32_t first, std::int32_t end, const F& f) const {
-    core_.topology.for_each_run(
-        n, first, end - first,
-        [&](ChunkIndex chunk, std::int32_t, std::int32_t count, std::int32_t done) {
-          f(chunk, first + done, count);
-          return true;
-        });
+    core_.topology.for_each_run(n, first, end - first,
+                                [&](ChunkIndex chunk, std::int32_t, std::int32_t count,
+                                    std::int32_t done) { f(chunk, first + done, count); });
   }
   void publish(CacheEvent::Kind kind, NodeIndex n, std::int32_t first, std::int32_t count,
                ChunkIndex chunk) noexcept {
