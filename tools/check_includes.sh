@@ -25,17 +25,17 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 490              attention_options 1190     attention_plan 4170        chunk_attention 8800
-  chunkattn 13900            cuda 7300                  element 230                error 190
-  executor 580               fwd 700                    kv_cache 1550              kv_view 920
-  merge_state 590            plan_view 630              prefix_tree 5050           sequence 3240
-  step 3510                  tree_options 660           variants 650               version 10
-  cache/admission 4360       cache/checkpoints 4670     cache/policy 4940          debug/attention 2510
-  debug/reference 2450       debug/tree 3320            events/cache_event 820     events/cache_events 3120
-  events/mirror 3400         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
-  interop/paged_view 960     runtime/any_attention 2440 runtime/make_attention 9700 runtime/openmp_executor 650
-  tiers/tier_store 120       tiers/tiers 6260           transfer/transfer 1970
-  all 20270                  program 13880              headers 24940"
+  allocator 490              attention_options 1160     attention_plan 4080        chunk_attention 8730
+  chunkattn 13710            cuda 7180                  element 210                error 190
+  executor 580               fwd 700                    kv_cache 1520              kv_view 900
+  merge_state 570            plan_view 630              prefix_tree 4930           sequence 3180
+  step 3460                  tree_options 660           variants 650               version 10
+  cache/admission 4280       cache/checkpoints 4590     cache/policy 4870          debug/attention 2460
+  debug/reference 2400       debug/tree 3260            events/cache_event 820     events/cache_events 3070
+  events/mirror 3350         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
+  interop/paged_view 940     runtime/any_attention 2410 runtime/make_attention 9620 runtime/openmp_executor 650
+  tiers/tier_store 120       tiers/tiers 6180           transfer/transfer 1940
+  all 20070                  program 13690              headers 24690"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -209,20 +209,9 @@ class ChunkAttention {
 /// The name of an instruction set, as the macro CHUNKATTN_ISA and the environment variable
 /// CHUNKATTN_CPU_ISA take it.
 [[nodiscard]] constexpr const char* name_of(InstructionSet set) noexcept {
-  switch (set) {
-    case InstructionSet::neon:
-      return "neon";
-    case InstructionSet::avx2:
-      return "avx2";
-    case InstructionSet::avx512:
-      return "avx512";
-    case InstructionSet::amx:
-      return "amx";
-    case InstructionSet::portable:
-      return "portable";
-    default:
-      return "automatic";
-  }
+  constexpr const char* names[] = {"automatic", "portable", "neon", "avx2", "avx512", "amx"};
+  const auto index = static_cast<unsigned>(set);
+  return names[index < 6 ? index : 0];
 }
 
 /// The instruction set that CPU kernels use unless CpuOptions say otherwise: "amx", "avx512",

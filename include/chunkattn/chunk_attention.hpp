@@ -92,7 +92,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v,
              DeviceStream<Cpu> = {}) {
     if constexpr (detail::cpu::QoRange<K> && detail::cpu::QoRange<V>)
-      write_rows(layer, plan, detail::cpu::span_of(k), detail::cpu::span_of(v));
+      write_rows(layer, plan, detail::cpu::span_of(k), detail::cpu::span_of(v), true);
     else
       detail::cpu::explain_buffers<K, V>();
   }
@@ -107,7 +107,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   template <KvElement T, class K>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
     if constexpr (detail::cpu::QoRange<K>)
-      write_rows(layer, plan, detail::cpu::span_of(k));
+      write_rows(layer, plan, detail::cpu::span_of(k), decltype(detail::cpu::span_of(k)){}, false);
     else
       detail::cpu::explain_buffers<K>();
   }
@@ -183,26 +183,28 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   }
 
   template <class T, class K, class V>
-  void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k, std::span<V> v) {
-    const PlanView& view = checked_write(layer, plan, k.data(), k.size());
-    detail::cpu::check_size("v", v.data(), v.size(), k.size() / HeadDim * ValueDim,
-                            ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
-                                                : "num_rows * num_kv_heads * value_dim");
-    detail::check_argument(!layer.has_v_in_k(), "v", "given",
-                           "nothing: this layer's V is in K, which is written alone");
+  void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k, std::span<V> v,
+                  bool has_v) {
+    check_not_moved_from();
+    detail::check_current(plan);
+    const PlanView& view = plan;
+    detail::cpu::check_view(layer, view, HeadDim, ValueDim);
+    detail::cpu::check_size("k", k.data(), k.size(),
+                            static_cast<std::size_t>(view.num_rows) *
+                                static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
+                            "num_rows * num_kv_heads * head_dim");
+    detail::check_writes(layer, view);
+    detail::check_own_v(layer);
+    if (has_v)
+      detail::cpu::check_size("v", v.data(), v.size(), k.size() / HeadDim * ValueDim,
+                              ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                                  : "num_rows * num_kv_heads * value_dim");
+    detail::check_argument(
+        layer.has_v_in_k() != has_v, "v", has_v ? "given" : "not given",
+        has_v ? "nothing: this layer's V is in K, which is written alone"
+              : "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
     detail::cpu::write_kernels<HeadDim, ValueDim>(engine_, detail::cpu::ExecutorRef(*executor_),
                                                   layer, view, k.data(), v.data());
-    detail::note_written(layer, view);
-  }
-
-  template <class T, class K>
-  void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k) {
-    const PlanView& view = checked_write(layer, plan, k.data(), k.size());
-    detail::check_argument(layer.has_v_in_k(), "v", "not given",
-                           "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
-    detail::cpu::write_kernels<HeadDim, ValueDim>(engine_, detail::cpu::ExecutorRef(*executor_),
-                                                  layer, view, k.data(),
-                                                  static_cast<decltype(k.data())>(nullptr));
     detail::note_written(layer, view);
   }
 
@@ -226,7 +228,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     if (!lse.empty() && lse.size() != lines) [[unlikely]]
       detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
     if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);
-    detail::cpu::check_pieces(layer, view);
+    detail::check_pieces(layer, view);
     detail::check_written(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
@@ -238,23 +240,6 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
       detail::cpu::run_kernels<HeadDim, ValueDim>(engine_, executor, call);
     else
       std::visit([&](auto& engine) { engine.run(executor, call); }, engine_);
-  }
-
-  // The plan of a write, if it, the layer and K of `size` elements fit each other.
-  template <class T>
-  const PlanView& checked_write(const KvView<T>& layer, const LiveView& plan, const void* k,
-                                std::size_t size) const {
-    check_not_moved_from();
-    detail::check_current(plan);
-    const PlanView& view = plan;
-    detail::cpu::check_view(layer, view, HeadDim, ValueDim);
-    detail::cpu::check_size("k", k, size,
-                            static_cast<std::size_t>(view.num_rows) *
-                                static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
-                            "num_rows * num_kv_heads * head_dim");
-    detail::cpu::check_writes(layer, view);
-    detail::check_own_v(layer);
-    return view;
   }
 
   static CpuOptions checked(CpuOptions options) {

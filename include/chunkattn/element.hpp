@@ -39,21 +39,11 @@ inline constexpr bool is_cuda_element = std::is_same_v<std::remove_const_t<T>, _
                                         std::is_same_v<std::remove_const_t<T>, __nv_bfloat16>;
 
 namespace detail {
-template <class T>
-struct OwnElement {
-  using type = T;
-};
-template <>
-struct OwnElement<__half> {
-  using type = half;
-};
-template <>
-struct OwnElement<__nv_bfloat16> {
-  using type = bfloat16;
-};
 /// The type of this library with the bits of T, not const.
-template <class T>
-using own_element = typename OwnElement<std::remove_const_t<T>>::type;
+template <class T, class Bare = std::remove_const_t<T>>
+using own_element =
+    std::conditional_t<std::is_same_v<Bare, __half>, half,
+                       std::conditional_t<std::is_same_v<Bare, __nv_bfloat16>, bfloat16, Bare>>;
 }  // namespace detail
 
 /// What q, k, v and out may be passed as.
@@ -179,14 +169,6 @@ constexpr double unit_roundoff() noexcept {
   return std::is_same_v<T, half> ? 0x1p-11 : std::is_same_v<T, bfloat16> ? 0x1p-8 : 0x1p-24;
 }
 
-/// "float", "half", "bfloat16", "float8_e4m3" or "int8": for messages and tables.
-template <KvElement T>
-constexpr const char* element_name() noexcept {
-  if constexpr (std::is_same_v<T, std::int8_t>) return "int8";
-  if constexpr (std::is_same_v<T, float8_e4m3>) return "float8_e4m3";
-  return std::is_same_v<T, half> ? "half" : std::is_same_v<T, bfloat16> ? "bfloat16" : "float";
-}
-
 /// An element type that is known at run time only.
 enum class ElementType : std::uint8_t { float32, half, bfloat16, int8, float8_e4m3 };
 
@@ -201,19 +183,15 @@ inline constexpr ElementType element_type_of =
 
 /// The name of an element type: "float", "half", "bfloat16", "int8" or "float8_e4m3".
 [[nodiscard]] constexpr const char* name_of(ElementType type) noexcept {
-  switch (type) {
-    case ElementType::float32:
-      return element_name<float>();
-    case ElementType::half:
-      return element_name<half>();
-    case ElementType::bfloat16:
-      return element_name<bfloat16>();
-    case ElementType::int8:
-      return element_name<std::int8_t>();
-    case ElementType::float8_e4m3:
-      return element_name<float8_e4m3>();
-  }
-  return "no element type";
+  constexpr const char* names[] = {"float", "half", "bfloat16", "int8", "float8_e4m3"};
+  const auto index = static_cast<unsigned>(type);
+  return index < 5 ? names[index] : "no element type";
+}
+
+/// name_of() the ElementType of T: for messages and tables.
+template <KvElement T>
+constexpr const char* element_name() noexcept {
+  return name_of(element_type_of<T>);
 }
 
 CHUNKATTN_NAMESPACE_END

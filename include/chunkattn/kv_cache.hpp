@@ -20,6 +20,7 @@
 #include "allocator.hpp"
 #include "detail/kv/cache_geometry.hpp"
 #include "detail/kv/write_check.hpp"
+#include "detail/support/array.hpp"
 #include "detail/support/check.hpp"
 #include "detail/support/chunk_source.hpp"
 #include "detail/support/config.hpp"
@@ -114,8 +115,8 @@ class KvCache<Cpu, T> {
     view.tree_id = chunks_.tree_id;
     view.layer = index;
     view.write_check = write_check_.get();
-    view.k_slabs = table.k.get();
-    view.v_slabs = table.v.get();
+    view.k_slabs = table.k.data();
+    view.v_slabs = table.v.data();
     view.slab_shift = slab_shift_;
     view.num_chunks = static_cast<std::int32_t>(num_chunks_);
     view.num_kv_heads = options_.num_kv_heads;
@@ -135,8 +136,8 @@ class KvCache<Cpu, T> {
       view.v_stride_token = view.stride_token;
     }
     if constexpr (has_row_scales<T>) {
-      view.k_scale_slabs = table.k_scale.get();
-      view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : table.v_scale.get();
+      view.k_scale_slabs = table.k_scale.data();
+      view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : table.v_scale.data();
       view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
       view.scale_stride_chunk = static_cast<std::int64_t>(chunk_bytes() / sizeof(float));
     }
@@ -192,8 +193,8 @@ class KvCache<Cpu, T> {
   };
   using Memory = std::unique_ptr<char, Release>;
   struct Tables {
-    std::unique_ptr<T*[]> k, v;
-    std::unique_ptr<float*[]> k_scale, v_scale;
+    Array<T*> k, v;
+    Array<float*> k_scale, v_scale;
   };
 
   static Memory allocate(std::size_t bytes) {
@@ -214,14 +215,14 @@ class KvCache<Cpu, T> {
     memory_.push_back(std::move(made));
     // From here on nothing fails.
     const Memory* next = memory_.back().data();
-    for (const Tables& table : tables_) {
+    for (Tables& table : tables_) {
       for (std::size_t at = num_slabs_; at < slabs; ++at) {
         char* const slab = (next++)->get();
-        table.k[at] = reinterpret_cast<T*>(slab);
-        table.v[at] = reinterpret_cast<T*>(slab + rows_bytes(options_.head_dim));
+        table.k.push_back(reinterpret_cast<T*>(slab));
+        table.v.push_back(reinterpret_cast<T*>(slab + rows_bytes(options_.head_dim)));
         if constexpr (has_row_scales<T>) {
-          table.k_scale[at] = reinterpret_cast<float*>(slab + kv_bytes());
-          table.v_scale[at] = table.k_scale[at] + chunk_size_;
+          table.k_scale.push_back(reinterpret_cast<float*>(slab + kv_bytes()));
+          table.v_scale.push_back(table.k_scale.back() + chunk_size_);
         }
       }
     }
@@ -229,24 +230,18 @@ class KvCache<Cpu, T> {
   }
   // Larger tables of slab addresses. Old ones are kept: views may still point at them.
   CHUNKATTN_COLD void new_tables(std::size_t capacity) {
-    std::vector<Tables> made(tables_.size());
-    for (std::size_t l = 0; l < tables_.size(); ++l) {
-      made[l].k = copied(tables_[l].k, capacity);
-      made[l].v = copied(tables_[l].v, capacity);
+    std::vector<Tables> made = tables_;
+    for (Tables& table : made) {
+      table.k.reserve(capacity);
+      table.v.reserve(capacity);
       if constexpr (has_row_scales<T>) {
-        made[l].k_scale = copied(tables_[l].k_scale, capacity);
-        made[l].v_scale = copied(tables_[l].v_scale, capacity);
+        table.k_scale.reserve(capacity);
+        table.v_scale.reserve(capacity);
       }
     }
     old_tables_.push_back(std::move(tables_));
     tables_ = std::move(made);
     table_capacity_ = capacity;
-  }
-  template <class P>
-  std::unique_ptr<P[]> copied(const std::unique_ptr<P[]>& from, std::size_t capacity) const {
-    auto to = std::make_unique<P[]>(capacity);
-    std::copy_n(from.get(), num_slabs_, to.get());
-    return to;
   }
 
   /// Bytes of the rows of one (chunk, head), `dim` elements each.

@@ -30,6 +30,12 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+namespace detail {
+/// The element type of an array, const where it cannot be written.
+template <class R>
+using element_of = typename decltype(std::span(std::declval<R&>()))::element_type;
+}  // namespace detail
+
 /// An array that is read, of a type known at run time. It owns nothing; host or device memory.
 struct ConstElements {
   const void* data = nullptr;               ///< the first; null only where there are none
@@ -43,13 +49,11 @@ struct ConstElements {
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16 (or CUDA's __half
   /// or __nv_bfloat16).
   template <class R>
-    requires(QoElement<typename decltype(std::span(std::declval<const R&>()))::value_type> ||
-             is_cuda_element<typename decltype(std::span(std::declval<const R&>()))::value_type>)
+    requires QoElement<detail::own_element<detail::element_of<const R>>>
   ConstElements(const R& range) noexcept
-      : ConstElements(
-            std::data(range),
-            element_type_of<detail::own_element<typename decltype(std::span(range))::value_type>>,
-            std::size(range)) {}
+      : ConstElements(std::data(range),
+                      element_type_of<detail::own_element<detail::element_of<const R>>>,
+                      std::size(range)) {}
 };
 
 /// An array that is written, of a type known at run time. It owns nothing; host or device memory.
@@ -65,17 +69,11 @@ struct Elements {
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16 (or CUDA's __half
   /// or __nv_bfloat16), not const.
   template <class R>
-    requires(QoElement<typename decltype(std::span(
-                 std::declval<std::remove_reference_t<R>&>()))::element_type> ||
-             (is_cuda_element<typename decltype(std::span(
-                  std::declval<std::remove_reference_t<R>&>()))::element_type> &&
-              !std::is_const_v<typename decltype(std::span(
-                  std::declval<std::remove_reference_t<R>&>()))::element_type>))
+    requires(!std::is_const_v<detail::element_of<R>> &&
+             QoElement<detail::own_element<detail::element_of<R>>>)
   Elements(R&& range) noexcept
-      : Elements(
-            std::data(range),
-            element_type_of<detail::own_element<typename decltype(std::span(range))::element_type>>,
-            std::size(range)) {}
+      : Elements(std::data(range), element_type_of<detail::own_element<detail::element_of<R>>>,
+                 std::size(range)) {}
 
   /// These elements, to be read.
   operator ConstElements() const noexcept { return {data, type, size}; }

@@ -95,9 +95,6 @@ void check_view(const KvView<T>& layer, const PlanView& plan, int head_dim, int 
                  "an address that is a multiple of the element's size");
 }
 
-using detail::check_pieces;
-using detail::check_writes;
-
 /// Checks that a buffer has the expected number of elements; `shape` names it in the message.
 inline void check_size(const char* name, const void* data, std::size_t size, std::size_t expected,
                        const char* shape) {

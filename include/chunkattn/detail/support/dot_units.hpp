@@ -24,6 +24,7 @@
 
 #include <cstdint>
 
+#include "amx.hpp"
 #include "config.hpp"
 #include "instruction_sets.hpp"
 
@@ -42,92 +43,71 @@ struct DotUnits {
 
 #if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__)
 
-/// Finds them out: Linux lists them in the auxiliary vector, and, where it says so, of the core
-/// in MIDR_EL1.
-class DotProbe {
- public:
-  static DotUnits units() noexcept {
-    DotUnits units;
+#if defined(CHUNKATTN_WITH_PAIRS)
+/// The cores of the table above that BFDOT is worth using on, and qemu's `max`, for tests.
+inline bool multiplies_pairs_fast() noexcept {
+  std::uint64_t midr = 0;
+  __asm__("mrs %0, midr_el1" : "=r"(midr));
+  const auto implementer = static_cast<std::uint32_t>(midr >> 24) & 0xffu;
+  const auto part = static_cast<std::uint32_t>(midr >> 4) & 0xfffu;
+  return (implementer == 0x41 && (part == 0xd40 || part == 0xd49 || part == 0xd4f)) ||
+         (implementer == 0 && part == 0x051);
+}
+#endif
+
+/// Linux lists them in the auxiliary vector, and, where it says so, the core in MIDR_EL1.
+inline DotUnits find_dot_units() noexcept {
+  DotUnits units;
 #if defined(__ARM_FEATURE_DOTPROD)
-    units.int8 = true;
+  units.int8 = true;
 #elif defined(__linux__)
-    constexpr unsigned long asimd_dp = 1ul << 20;
-    units.int8 = (::getauxval(AT_HWCAP) & asimd_dp) != 0;
+  constexpr unsigned long asimd_dp = 1ul << 20;
+  units.int8 = (::getauxval(AT_HWCAP) & asimd_dp) != 0;
 #endif
 #if defined(CHUNKATTN_WITH_PAIRS) && defined(__linux__)
-    constexpr unsigned long cpuid = 1ul << 11, bf16 = 1ul << 14;  // of AT_HWCAP2
-    units.bfloat16 = (::getauxval(AT_HWCAP2) & bf16) != 0 && (::getauxval(AT_HWCAP) & cpuid) != 0 &&
-                     multiplies_pairs_fast();
+  constexpr unsigned long cpuid = 1ul << 11, bf16 = 1ul << 14;  // of AT_HWCAP2
+  units.bfloat16 = (::getauxval(AT_HWCAP2) & bf16) != 0 && (::getauxval(AT_HWCAP) & cpuid) != 0 &&
+                   multiplies_pairs_fast();
 #endif
-    return units;
-  }
-
- private:
-#if defined(CHUNKATTN_WITH_PAIRS)
-  // The cores of the table above that BFDOT is worth using on, and qemu's `max`, for tests.
-  static bool multiplies_pairs_fast() noexcept {
-    std::uint64_t midr = 0;
-    __asm__("mrs %0, midr_el1" : "=r"(midr));
-    const auto implementer = static_cast<std::uint32_t>(midr >> 24) & 0xffu;
-    const auto part = static_cast<std::uint32_t>(midr >> 4) & 0xfffu;
-    return (implementer == 0x41 && (part == 0xd40 || part == 0xd49 || part == 0xd4f)) ||
-           (implementer == 0 && part == 0x051);
-  }
-#endif
-};
+  return units;
+}
 
 #elif defined(CHUNKATTN_WITH_DOTS)
 
-/// Finds them out, by the processor's own account: compilers learnt the names of these features at
-/// different times. That the operating system saves the registers is avx512's to ask.
-class DotProbe {
- public:
-  static DotUnits units() noexcept {
-    constexpr std::uint32_t avx512_vnni = 1u << 11, avx512_bf16 = 1u << 5;
-    if (cpuid(0, 0).a < 7) return {};
-    DotUnits units;
-    units.int8 = (cpuid(7, 0).c & avx512_vnni) != 0;
-    units.bfloat16 = multiplies_pairs_fast() && (cpuid(7, 1).a & avx512_bf16) != 0;
-    return units;
-  }
+/// The processors of the table above that VDPBF16PS is worth using on.
+inline bool multiplies_pairs_fast() noexcept {
+  const CpuidLeaf vendor = cpuid(0);
+  const bool is_amd = vendor.b == 0x68747541u && vendor.d == 0x69746e65u;  // "Auth", "enti"
+  const std::uint32_t version = cpuid(1).a;
+  const std::uint32_t family = (version >> 8 & 0xfu) + (version >> 20 & 0xffu);
+  return is_amd && (family == 0x19 || family == 0x1a);
+}
 
- private:
-  struct Leaf {
-    std::uint32_t a, b, c, d;
-  };
-  static Leaf cpuid(std::uint32_t leaf, std::uint32_t part) noexcept {
-    Leaf x{leaf, 0, part, 0};
-    __asm__ volatile("cpuid" : "+a"(x.a), "=b"(x.b), "+c"(x.c), "=d"(x.d));
-    return x;
-  }
-
-  // The processors of the table above that VDPBF16PS is worth using on.
-  static bool multiplies_pairs_fast() noexcept {
-    const Leaf vendor = cpuid(0, 0);
-    const bool is_amd = vendor.b == 0x68747541u && vendor.d == 0x69746e65u;  // "Auth", "enti"
-    const std::uint32_t version = cpuid(1, 0).a;
-    const std::uint32_t family = (version >> 8 & 0xfu) + (version >> 20 & 0xffu);
-    return is_amd && (family == 0x19 || family == 0x1a);
-  }
-};
-
-#endif
-#if defined(CHUNKATTN_WITH_DOTS)
-
-/// What there is; asked for once per process.
-[[nodiscard]] inline DotUnits dot_units() noexcept {
-  static const DotUnits units = DotProbe::units();
+/// By the processor's own account. That the operating system saves the registers is avx512's to
+/// ask.
+inline DotUnits find_dot_units() noexcept {
+  constexpr std::uint32_t avx512_vnni = 1u << 11, avx512_bf16 = 1u << 5;
+  if (cpuid(0).a < 7) return {};
+  DotUnits units;
+  units.int8 = (cpuid(7).c & avx512_vnni) != 0;
+  units.bfloat16 = multiplies_pairs_fast() && (cpuid(7, 1).a & avx512_bf16) != 0;
   return units;
 }
 
 #else
 
 /// No kernels were compiled that could use any.
-[[nodiscard]] inline DotUnits dot_units() noexcept {
+inline DotUnits find_dot_units() noexcept {
   return {};
 }
 
 #endif
+
+/// What there is; asked for once per process.
+[[nodiscard]] inline DotUnits dot_units() noexcept {
+  static const DotUnits units = find_dot_units();
+  return units;
+}
 
 }  // namespace cpu
 CHUNKATTN_ISA_DETAIL_END
