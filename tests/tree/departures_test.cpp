@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -44,12 +45,33 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
   s.leave();                                   // and takes back the copy of 200
   CHECK(tree.stats().leaving_sequences == 2);  // and the one with the scratch slots
   CHECK(tree.match_prefix(path).cached == 10);
+  CHECK(tree.match_prefix(path).pending == 0);  // what nobody writes
+  CHECK(tree.match_prefix(std::span(path).first(9)).cached == 9);
+  CHECK(tree.match_prefix(std::span(path).first(9)).pending == 0);
   auto writer = tree.insert(path);
   CHECK(writer.num_cached() == 10);
   auto reader = tree.insert(path);
   CHECK(reader.num_pending() == 2);
   CHECK(reader.waits_for() == writer.id());
   CHECK(reader.take_over() == 2);  // no step is at it
+  check_invariants(tree);
+}
+
+TEST_CASE("what several generated is merged up to the first token that differs, and no further") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 16}, {.min_run = 1});
+  AttentionPlan plan;
+  std::vector<PrefixTree<int, 4, PoolAllocator, Lru>::Sequence> batch;
+  for (int i = 0; i < 3; ++i) batch.push_back(tree.insert(iota(0, 4)));
+  // 100, 101, … for all, but for the second's third.
+  for (int t = 0; t < 9; ++t)
+    test::decode(tree, plan, batch, [t](const ScheduledSequence& row) {
+      return t == 2 && row.index == 1 ? 999 : 100 + t;
+    });
+  const std::vector<int> paths[] = {batch[0].tokens(), batch[1].tokens()};
+  REQUIRE(paths[0] != paths[1]);
+  batch.clear();
+  for (const std::vector<int>& path : paths) CHECK(tree.match_prefix(path).cached == 12);
+  CHECK(tree.stats().merged_tokens == 2 + 8);
   check_invariants(tree);
 }
 
