@@ -52,21 +52,21 @@ struct Fixture {
     plan.chunk_size = chunk_size;
     plan.segments = segments.data();
     plan.pieces = pieces.data();
-    return failure([&] { detail::cpu::check_pieces(view, plan); });
+    return failure([&] { detail::check_pieces(view, plan); });
   }
   std::string of_write(PlanView::WriteTarget target) {
     const std::vector<PlanView::WriteTarget> writes{{no_chunk, 0}, {0, 0}, target};
     PlanView plan;
     plan.num_rows = 3;
     plan.writes = writes.data();
-    return failure([&] { detail::cpu::check_writes(view, plan); });
+    return failure([&] { detail::check_writes(view, plan); });
   }
   std::string of_copy(PlanView::RowCopy copy) {
     const std::vector<PlanView::RowCopy> copies{{0, 0, 1, 0, 16}, copy};
     PlanView plan;
     plan.num_copies = 2;
     plan.copies = copies.data();
-    return failure([&] { detail::cpu::check_writes(view, plan); });
+    return failure([&] { detail::check_writes(view, plan); });
   }
   template <class T>
   std::string of_view(const KvView<T>& changed, int num_rows = 1, int head_dim = dim,
