@@ -175,8 +175,6 @@ EXPLAINED = [
          reason=CHOICE + ": the general way; a tail that decodes and that its sequence does not write is there for no step"),
     dict(header="*detail/tree/finish.hpp", original="steps.count_void();", becomes="deleted", reason=AGAIN),
     dict(header="*detail/tree/finish.hpp", original="entry.has_output && entry.drafts == 0", becomes="entry.drafts != 0", reason=CHOICE + ": the general way"),
-    dict(header="*detail/tree/retention.hpp", original="topology_.node(older).newer = index;", becomes="deleted",
-         reason="the half that was split off is used next, which takes it out of the list again"),
     dict(header="*detail/tree/token_tree.hpp", original="num_chunks * ChunkSize <= tokens_.size()", becomes="num_chunks * ChunkSize < tokens_.size()", reason=AGAIN),
     dict(header="*kv_cache.hpp", original="slab_shift_ < 16 &&", becomes="slab_shift_ <= 16", reason=CHOICE + ": how much memory is taken at once"),
     dict(header="*debug/reference.hpp", original="0x7fffffffffffffffu) > 0x7ff0000000000000u", becomes="(0x7ff0000000000000u + 1)",
