@@ -62,10 +62,10 @@ CHUNKATTN_FUNCTION bool TreeCore::append(SequenceIndex s, std::size_t count) {
                  "a sequence of at most 2^30 tokens");
   check_argument(record.reserved == 0, "outputs to come", record.reserved,
                  "none: commit the outputs of finished steps, or drop them, before append()");
-  const auto slots = static_cast<std::int32_t>(count);
-  if (!retention.grow_tail(record.tail, slots)) return false;
+  const auto added = static_cast<std::int32_t>(count);
+  if (!retention.grow_tail(record.tail, added)) return false;
   topology.node(record.tail).writer = s;
-  record.size += slots;
+  record.size += added;
   return true;
 }
 
