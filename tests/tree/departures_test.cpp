@@ -58,9 +58,10 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
 }
 
 TEST_CASE("what several generated is merged up to the first token that differs, and no further") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 16}, {.min_run = 1});
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree tree(PoolAllocator{.max_chunks = 16}, {.min_run = 1});
   AttentionPlan plan;
-  std::vector<PrefixTree<int, 4, PoolAllocator, Lru>::Sequence> batch;
+  std::vector<Tree::Sequence> batch;
   for (int i = 0; i < 3; ++i) batch.push_back(tree.insert(iota(0, 4)));
   // 100, 101, … for all, but for the second's third.
   for (int t = 0; t < 9; ++t)

@@ -104,10 +104,8 @@ class Topology {
   /// The first path position whose K/V is not written, on the path to `last`.
   [[nodiscard]] std::int32_t written_end(NodeIndex last) const noexcept {
     std::int32_t end = node(last).end();
-    for (NodeIndex i = last; i != root_node; i = node(i).parent) {
-      const TreeNode& n = node(i);
-      if (n.written < n.length) end = n.position + n.written;
-    }
+    for (NodeIndex i = last; i != root_node; i = node(i).parent)
+      if (const TreeNode& n = node(i); n.written < n.length) end = n.position + n.written;
     return end;
   }
 
@@ -157,11 +155,14 @@ class Topology {
   template <class F>
   void for_each_common_run(const TreeNode& a, const TreeNode& b, std::int32_t count,
                            const F& f) const {
+    ChunkIndex in_b = b.first_chunk;
+    std::int32_t at_b = b.begin;
     for_each_run(a, 0, count, [&](ChunkIndex in_a, std::int32_t at, std::int32_t run, auto first) {
-      for_each_run(b, first, run,
-                   [&](ChunkIndex in_b, std::int32_t o, std::int32_t part, auto done) {
-                     f(in_a, at + done, in_b, o, part, first + done);
-                   });
+      for (std::int32_t part, done = 0; done < run; done += part, at_b += part) {
+        if (at_b == geometry.size) in_b = chunks_.next(in_b), at_b = 0;
+        part = std::min(run - done, geometry.size - at_b);
+        f(in_a, at + done, in_b, at_b, part, first + done);
+      }
     });
   }
   /// Calls f(chunk) for every chunk of the node, spare ones after its tokens included.
