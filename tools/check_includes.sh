@@ -25,17 +25,17 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 490              attention_options 1160     attention_plan 4080        chunk_attention 8730
-  chunkattn 13710            cuda 7180                  element 210                error 190
+  allocator 490              attention_options 1160     attention_plan 4080        chunk_attention 8580
+  chunkattn 13560            cuda 7180                  element 210                error 190
   executor 580               fwd 700                    kv_cache 1520              kv_view 900
   merge_state 570            plan_view 630              prefix_tree 4930           sequence 3180
   step 3460                  tree_options 660           variants 650               version 10
   cache/admission 4280       cache/checkpoints 4590     cache/policy 4870          debug/attention 2460
   debug/reference 2400       debug/tree 3260            events/cache_event 820     events/cache_events 3070
   events/mirror 3350         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
-  interop/paged_view 940     runtime/any_attention 2410 runtime/make_attention 9620 runtime/openmp_executor 650
+  interop/paged_view 940     runtime/any_attention 2410 runtime/make_attention 9470 runtime/openmp_executor 650
   tiers/tier_store 120       tiers/tiers 6180           transfer/transfer 1940
-  all 20070                  program 13690              headers 24690"
+  all 19920                  program 13540              headers 24540"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

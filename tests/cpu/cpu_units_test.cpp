@@ -11,6 +11,9 @@
 #include <span>
 #include <vector>
 
+#include "support/software_dots.hpp"
+#include "support/software_tiles.hpp"
+// after these:
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/debug/attention.hpp"
 #include "support/level_plan.hpp"

@@ -14,10 +14,10 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/debug/reference.hpp"
-#include "chunkattn/detail/cpu/software_dots.hpp"
 #include "support/attention_case.hpp"
 #include "support/dot_cases.hpp"
 #include "support/nan_place.hpp"
+#include "support/software_dots.hpp"
 
 using namespace chunkattn;
 using test::Random;

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/detail/cpu/software_tiles.hpp"
 #include "support/random.hpp"
+#include "support/software_tiles.hpp"
 
 using namespace chunkattn;
 using test::Random;

@@ -112,8 +112,8 @@ NATIVE = ["-march=native"]
 # How the variants are built that tests/CMakeLists.txt declares there.
 DECLARED = "tests/CMakeLists.txt"
 VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_ISA=portable"], "avx2": ["-mavx2", "-mfma", "-mf16c", "-DCHUNKATTN_ISA=avx2"],
-            "tiles": ["-march=native", "-DCHUNKATTN_SOFTWARE_TILES"],
-            "dots": ["-march=native", "-DCHUNKATTN_SOFTWARE_DOTS"], "plain": []}
+            "tiles": ["-march=native", "-DCHUNKATTN_SOFTWARE_TILES", "-include", "support/software_tiles.hpp"],
+            "dots": ["-march=native", "-DCHUNKATTN_SOFTWARE_DOTS", "-include", "support/software_dots.hpp"], "plain": []}
 # --fast: the tests of these programs, and how those without a variant are built there.
 FAST = "tests/fast.cmake"
 FAST_NATIVE = ["-march=native", "-DCHUNKATTN_ISA=native"]

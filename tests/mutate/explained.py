@@ -163,7 +163,6 @@ EXPLAINED = [
     _cpu("tile_operands", "i < tile_size; ++i", "i <= tile_size", CHOICE + ": rows are copied"),
     _cpu("tile_operands", "!= stride) return 0;", "== stride", CHOICE + ": the first distance is the stride, so rows are copied always"),
     _cpu("tile_operands", "if (t + i >= seen)", "t + i > seen", "logits of tokens that no line sees are masked, whatever they are"),
-    _cpu("software_tiles", "fused(sums[0][n], 1.0f, sums[1][n])", "fused(1.0f, sums[0][n]", SAME + ": a product of two factors"),
     dict(header="*plan/plan_builder.hpp", original="last.fetch_add(1,", becomes="(1 + 1)", reason=CHOICE + ": versions only differ"),
     dict(header="*detail/tree/chunk_table.hpp", original="slots <= 0 ? 0 :", becomes="slots < 0", reason=SAME),
     dict(header="*detail/tree/handles.hpp", original="if (handles_ < room_) return;", becomes="deleted", reason=AGAIN),

@@ -8,9 +8,9 @@
 //   native                         what the compiler's options promise, nothing else
 //
 // CHUNKATTN_SOFTWARE_TILES is for tests: kernels of every set use a matrix unit of plain C++
-// instead of the processor's (detail/cpu/software_tiles.hpp), many times slower, for row blocks of
-// as many lines as its value says. CHUNKATTN_SOFTWARE_DOTS: likewise dot products, of any number
-// (detail/cpu/software_dots.hpp).
+// instead of the processor's, many times slower, for row blocks of as many lines as its value says.
+// CHUNKATTN_SOFTWARE_DOTS: likewise dot products, of any number. The models are in tests/support,
+// software_tiles.hpp and software_dots.hpp, which are to be included before the kernels.
 #pragma once
 
 #include "config.hpp"

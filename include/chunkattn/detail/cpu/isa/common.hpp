@@ -34,13 +34,6 @@
 #include "../task_queue.hpp"
 #include "../walk.hpp"
 
-#if defined(CHUNKATTN_SOFTWARE_TILES)
-#include "../software_tiles.hpp"
-#endif
-#if defined(CHUNKATTN_SOFTWARE_DOTS)
-#include "../software_dots.hpp"
-#endif
-
 #if defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512)
 #include <immintrin.h>
 #elif defined(CHUNKATTN_WITH_NEON)

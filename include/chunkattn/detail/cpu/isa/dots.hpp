@@ -56,8 +56,9 @@ inline constexpr std::uint32_t byte_offsets = std::is_unsigned_v<Byte> ? 0x80808
 
 // dot_bytes(): sum + the products of each lane's four bytes, which are A in `a` and B in `b`;
 // modulo 2^32. dot_int16(): sum + the products of its two int16. dot_pairs(): sum + the products of
-// each lane's two bfloat16, as this architecture adds them up (see software_dots.hpp); denormals
-// are zeros. One operand is the same word in all lanes: as simd::spread() gives it.
+// each lane's two bfloat16, as this architecture adds them up (see
+// tests/support/software_dots.hpp); denormals are zeros. One operand is the same word in all lanes:
+// as simd::spread() gives it.
 
 using simd::bits_as;
 

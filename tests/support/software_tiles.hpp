@@ -1,6 +1,7 @@
 // A matrix unit in plain C++, with the shapes, the order of arithmetic, the rounding and the
 // flushing of Intel's: tests run the kernels that use tiles on machines without them
-// (CHUNKATTN_SOFTWARE_TILES), and compare bits where there are some.
+// (CHUNKATTN_SOFTWARE_TILES; this is included before the library), and compare bits where there are
+// some.
 //
 // TDPBF16PS is what volume 2 of Intel's Software Developer's Manual has in pseudocode: for each
 // element of the result two chains of fused multiply-adds from zero, one over the even and one over
@@ -16,10 +17,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../../attention_options.hpp"
-#include "../support/bit_cast.hpp"
-#include "../support/config.hpp"
-#include "../support/instruction_sets.hpp"
+#include "chunkattn/attention_options.hpp"
+#include "chunkattn/detail/support/bit_cast.hpp"
+#include "chunkattn/detail/support/config.hpp"
+#include "chunkattn/detail/support/instruction_sets.hpp"
+#include "software_dots.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
@@ -69,7 +71,7 @@ class SoftwareTiles {
       }
       for (int n = 0; n < 16; ++n) {
         const float sum = fused(sums[0][n], 1.0f, sums[1][n]);
-        const float old = denormals_as_zero(tiles_[C].row[m][n]);
+        const float old = without_denormals(tiles_[C].row[m][n]);
         tiles_[C].row[m][n] = detail::bit_cast<std::uint32_t>(fused(old, 1.0f, sum));
       }
     }
@@ -80,22 +82,9 @@ class SoftwareTiles {
     std::uint32_t row[16][16];
   };
 
-  static float denormals_as_zero(std::uint32_t bits) noexcept {
-    return detail::bit_cast<float>((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
-  }
   // The two bfloat16 of a pair.
-  static float even(std::uint32_t pair) noexcept { return denormals_as_zero(pair << 16); }
-  static float odd(std::uint32_t pair) noexcept { return denormals_as_zero(pair & 0xffff0000u); }
-
-  // a * b + c of no denormals, rounded once, no denormal. The product is exact in double, and
-  // rounding a sum of floats first to double and then to float is the same as rounding it once.
-  // What is below 2^-126 even after rounding to 24 bits becomes zero.
-  static float fused(float a, float b, float c) noexcept {
-    const double exact = static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c);
-    constexpr double least = 0x1p-126 * (1 - 0x1p-25);
-    const double size = exact < 0 ? -exact : exact;
-    return static_cast<float>(size < least ? __builtin_copysign(0.0, exact) : exact);
-  }
+  static float even(std::uint32_t pair) noexcept { return without_denormals(pair << 16); }
+  static float odd(std::uint32_t pair) noexcept { return without_denormals(pair & 0xffff0000u); }
 
   Tile tiles_[8] = {};
 };

@@ -1,12 +1,13 @@
 // Dot-product instructions in plain C++: tests run the kernels that use them on machines without
-// (CHUNKATTN_SOFTWARE_DOTS), and compare bits where there are some.
+// (CHUNKATTN_SOFTWARE_DOTS; this is included before the library), and compare bits where there are
+// some.
 #pragma once
 
 #include <cstdint>
 
-#include "../support/bit_cast.hpp"
-#include "../support/config.hpp"
-#include "../support/instruction_sets.hpp"
+#include "chunkattn/detail/support/bit_cast.hpp"
+#include "chunkattn/detail/support/config.hpp"
+#include "chunkattn/detail/support/instruction_sets.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
@@ -42,18 +43,20 @@ template <class A, class B>
   return detail::bit_cast<float>((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
 }
 
+/// a * b + c of no denormals, rounded once, no denormal. The product of bfloat16 is exact in
+/// double, and rounding a sum of floats first to double and then to float is the same as rounding
+/// it once. What is below 2^-126 even after rounding to 24 bits becomes zero.
+[[nodiscard]] inline float fused(float a, float b, float c) noexcept {
+  const double exact = static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c);
+  constexpr double least = 0x1p-126 * (1 - 0x1p-25);
+  const double size = exact < 0 ? -exact : exact;
+  return static_cast<float>(size < least ? __builtin_copysign(0.0, exact) : exact);
+}
+
 /// One lane of VDPBF16PS: sum + the products of the odd bfloat16 of `a` and `b`, then of the even
 /// ones, each fused; denormals are zeros, before and after.
 [[nodiscard]] inline float software_dot_pairs(float sum, std::uint32_t a,
                                               std::uint32_t b) noexcept {
-  // Products of bfloat16 are exact in double, and a sum of two floats is the same rounded first to
-  // double and then to float. What is below 2^-126 even after rounding to 24 bits becomes zero.
-  const auto fused = [](float x, float y, float z) {
-    const double exact = static_cast<double>(x) * static_cast<double>(y) + static_cast<double>(z);
-    constexpr double least = 0x1p-126 * (1 - 0x1p-25);
-    const double size = exact < 0 ? -exact : exact;
-    return static_cast<float>(size < least ? __builtin_copysign(0.0, exact) : exact);
-  };
   sum = without_denormals(detail::bit_cast<std::uint32_t>(sum));
   sum = fused(without_denormals(a & 0xffff0000u), without_denormals(b & 0xffff0000u), sum);
   return fused(without_denormals(a << 16), without_denormals(b << 16), sum);
