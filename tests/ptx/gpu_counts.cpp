@@ -79,10 +79,9 @@ class Step {
   const cuda::Geometry& geometry() const { return geometry_; }
 
   /// What one block counts that works on the last `pairs` of (task, KV head) of `tasks`.
-  Counts launch(std::span<const Task> tasks, int num_chunk_first, int pairs) {
+  Counts launch(std::span<const Task> tasks, int pairs) {
     const int num_pairs = static_cast<int>(tasks.size()) * geometry_.num_kv_heads;
-    const cuda::PlanHeader header{plan_.num_rows(), 0, num_chunk_first,
-                                  static_cast<int>(tasks.size()) - num_chunk_first};
+    const cuda::PlanHeader header{plan_.num_rows(), 0, static_cast<int>(tasks.size())};
     cuda::Counters counters{num_pairs - pairs, 0, 6};
     std::vector<std::uint32_t> flags(to_size(scheduler_.num_chunk_first() * geometry_.num_kv_heads),
                                      7);  // all results are there
@@ -124,15 +123,14 @@ class Step {
   }
 
   /// What a block counts for one more task like this, while it works on others.
-  Counts of_task(const Task& task, bool chunk_first) {
+  Counts of_task(const Task& task) {
     const std::vector<Task> twice{task, task};
-    const int first = chunk_first ? 2 : 0;
-    Counts counts = launch(twice, first, 2);
-    counts -= launch(twice, first, 1);
+    Counts counts = launch(twice, 2);
+    counts -= launch(twice, 1);
     return counts;
   }
   /// What it counts without any.
-  Counts of_block() { return launch(scheduler_.tasks(), scheduler_.num_chunk_first(), 0); }
+  Counts of_block() { return launch(scheduler_.tasks(), 0); }
 
   /// Positions that a task streams.
   int tokens_of(const Task& task) const {
@@ -186,17 +184,15 @@ Counts counts_of(Step& step, int num_blocks) {
   // Tile, rows, tokens, partial results, phase: what else tasks differ in changes few instructions.
   std::map<std::tuple<int, int, int, int, bool>, std::pair<const Task*, u64>> kinds;
   const auto& tasks = step.scheduler().tasks();
-  const auto num_chunk_first = static_cast<std::size_t>(step.scheduler().num_chunk_first());
-  for (std::size_t t = 0; t < tasks.size(); ++t) {
-    const Task& task = tasks[t];
+  for (const Task& task : tasks) {
     auto& [first, times] = kinds[{task.tile_rows, task.row_count, step.tokens_of(task),
-                                  task.merge_count, t < num_chunk_first}];
+                                  task.merge_count, task.chunk_first != 0}];
     if (first == nullptr) first = &task;
     ++times;
   }
   Counts sum = step.of_block() * static_cast<u64>(num_blocks);
   for (const auto& [kind, found] : kinds)
-    sum += step.of_task(*found.first, std::get<4>(kind)) *
+    sum += step.of_task(*found.first) *
            (found.second * static_cast<u64>(step.geometry().num_kv_heads));
   return sum;
 }
@@ -211,7 +207,7 @@ Counts of_16_tiles(int tile_rows) {
   costs.num_blocks = 1;  // nothing is split
   const auto count = [&](int tokens) {
     Step step(test::make_level_plan({1, tile_rows}, {tokens, 64}), test::mha, costs);
-    return step.of_task(step.scheduler().tasks().front(), true);
+    return step.of_task(step.scheduler().tasks().front());
   };
   Counts counts = count(40 * 64);
   counts -= count(24 * 64);
@@ -311,8 +307,7 @@ int check() {
   for (const auto& geometry : {cuda::Geometry{2, 2, dim}, cuda::Geometry{32, 2, dim}}) {
     Step step(test::make_level_plan({1, 9}, {700, 130}), geometry, costs);
     const auto& tasks = step.scheduler().tasks();
-    Counts whole = step.launch(tasks, step.scheduler().num_chunk_first(),
-                               static_cast<int>(tasks.size()) * geometry.num_kv_heads);
+    Counts whole = step.launch(tasks, static_cast<int>(tasks.size()) * geometry.num_kv_heads);
     const Counts sum = counts_of(step, 1);
     const auto compare = [&](const char* what, u64 a, u64 b, bool exactly) {
       expect(exactly ? a == b : near(a, b), what, a, b);

@@ -73,8 +73,7 @@ StepResult<T> attention_step(const chunkattn::KvView<E>& kv, chunkattn::PlanView
                          {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28},
                          hidden_ranges(plan, variant).data());
   const Scheduler& schedule = result.scheduler;
-  const PlanHeader header{plan.num_rows, 0, schedule.num_chunk_first(),
-                          schedule.num_sequence_first()};
+  const PlanHeader header{plan.num_rows, 0, static_cast<int>(schedule.tasks().size())};
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
   std::vector<Float4> partial_out(partials * Dims.v / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);

@@ -26,7 +26,8 @@ struct alignas(16) Task {
   std::int32_t merge_begin;     ///< sequence-first: into PlanMemory::merges
   std::int32_t merge_count;
   std::int32_t flag;  ///< chunk-first: of KV head h, flag * num_kv_heads + h in PlanMemory::flags
-  std::int32_t tokens, unused;  // the host's: what it streams, for the order of tasks
+  std::int32_t chunk_first;  ///< whether it writes partial results; else it merges and writes out
+  std::int32_t tokens;       // the host's: what it streams, for the order of tasks
 };
 static_assert(sizeof(Task) == 48);
 
@@ -46,8 +47,7 @@ inline constexpr std::int32_t open_end = 0x7fffffff;
 struct PlanHeader {
   std::int32_t num_rows;
   std::int32_t num_copies;
-  std::int32_t num_chunk_first;     ///< tasks [0, num_chunk_first) write partials
-  std::int32_t num_sequence_first;  ///< tasks that follow merge and write the output
+  std::int32_t num_tasks;  ///< chunk-first ones, then the others
 };
 
 /// Tickets: blocks take (task, KV head) pairs in order. The last block to leave a launch zeroes

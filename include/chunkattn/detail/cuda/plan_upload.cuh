@@ -406,8 +406,7 @@ class PlanUpload {
         of(plan.copies, plan.num_copies)};
     for (int i = 0; i < schedules_.count(); ++i) {
       const Scheduler& list = scheduler(i);
-      headers[i] = {plan.num_rows, plan.num_copies, list.num_chunk_first(),
-                    list.num_sequence_first()};
+      headers[i] = {plan.num_rows, plan.num_copies, static_cast<int>(list.tasks().size())};
       source[PlanArray::header(i)] = of(&headers[i], 1);
       source[PlanArray::tasks(i)] = of(list.tasks().data(), list.tasks().size());
       source[PlanArray::merges(i)] = of(list.merges().data(), list.merges().size());

@@ -16,8 +16,7 @@ namespace detail::cuda {
 struct LaunchState {
   std::uint32_t number;  ///< counts launches; flags are compared with it
   int missing;           ///< of the task at work: not 0 where partial results were not there yet
-  int num_chunk_first;   ///< pairs (task * num_kv_heads + KV head), the first ones
-  int num_pairs;
+  int num_pairs;         ///< task * num_kv_heads + KV head
 };
 static_assert(sizeof(LaunchState) == launch_bytes);
 
@@ -40,9 +39,6 @@ class TaskQueue {
   CHUNKATTN_DEVICE bool has_task() const { return pairs_[ring_index(0)] < launch_.num_pairs; }
   CHUNKATTN_DEVICE const Task& task() const { return tasks_[ring_index(0)]; }
   CHUNKATTN_DEVICE Tables& tables() const { return tables_[count_ % 2]; }
-  CHUNKATTN_DEVICE bool is_chunk_first() const {
-    return pairs_[ring_index(0)] < launch_.num_chunk_first;
-  }
   /// The next one.
   CHUNKATTN_DEVICE bool has_next() const { return pairs_[ring_index(1)] < launch_.num_pairs; }
   CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[ring_index(1)]; }
@@ -193,7 +189,7 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
   });
   load_ahead(queue, feed);
   if constexpr (TileRows == max_tile_rows) {
-    if (queue.is_chunk_first()) {
+    if (task.chunk_first != 0) {
       tile.template write_results<false>(task);
       publish_partials(args, task, tables.kv_head, launch.number);
     } else {
@@ -204,7 +200,7 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
     const bool streamed = tile.streamed();
     if (streamed) tile.store_accumulators(task.row_count, accumulators);
     ptx::barrier();  // accumulators and stats
-    if (queue.is_chunk_first()) {
+    if (task.chunk_first != 0) {
       write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared,
                                            accumulators, streamed);
       publish_partials(args, task, tables.kv_head, launch.number);
@@ -239,11 +235,8 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedLayout<Dims>::launch);
   TaskQueue<T, Dims> queue(args, shared);
   TileFeed<T, Dims, V> feed(args, shared);
-  if (queue.is_last_thread()) {
-    const PlanHeader& header = *args.plan.header;
-    launch = {args.plan.counters->launches + 1, 0, header.num_chunk_first * args.num_kv_heads,
-              (header.num_chunk_first + header.num_sequence_first) * args.num_kv_heads};
-  }
+  if (queue.is_last_thread())
+    launch = {args.plan.counters->launches + 1, 0, args.plan.header->num_tasks * args.num_kv_heads};
   queue.fetch(queue.draw());
   ptx::cp_async_commit();
   queue.advance(0);  // to before the first task

@@ -49,6 +49,7 @@ struct TaskList {
   /// Those of a piece of K/V, and how their results are merged.
   Merge add_chunk_first(Task task, int begin, int end, int most, int num_kv_heads) {
     // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
+    task.chunk_first = 1;
     task.partial_base = static_cast<std::int32_t>(num_partials) - begin * num_kv_heads;
     num_partials += std::int64_t{end - begin} * num_kv_heads;
     const Merge merge{task.partial_base, static_cast<std::int32_t>(tasks.size()), begin,

@@ -105,7 +105,8 @@ class TileFeed {
     }
     auto& table = tables.rows;
     const int num_qo_heads = args_.num_kv_heads * args_.group;
-    for (int i = ptx::thread_index(); i < task.tile_rows; i += block_threads) {
+    // `opaque` here and below: no address of a thread's own is kept from task to task.
+    for (int i = ptx::opaque(ptx::thread_index()); i < task.tile_rows; i += block_threads) {
       const bool valid = i < task.row_count;
       const int packed = task.row_begin + (valid ? i : 0);
       const int row = packed / args_.group;
@@ -146,7 +147,8 @@ class TileFeed {
     if (num_tiles_ == 0) return;
     const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::queries(args_.num_stages));
     CHUNKATTN_UNROLL_BY(1)
-    for (int i = ptx::thread_index(); i < task.tile_rows * k_pieces; i += block_threads) {
+    for (int i = ptx::opaque(ptx::thread_index()); i < task.tile_rows * k_pieces;
+         i += block_threads) {
       const int row = i / k_pieces;
       const int piece = i % k_pieces;
       const int line = tables.rows.index[row];

@@ -268,7 +268,7 @@ struct RowTable {
 /// Bytes of TileTables (tile_feed.cuh) and LaunchState (run_tasks.cuh).
 template <int Rows>
 inline constexpr int table_bytes = int{sizeof(RowTable<Rows>)} + 8 * 4;
-inline constexpr int launch_bytes = 4 * 4;
+inline constexpr int launch_bytes = 3 * 4;
 
 /// Offsets into the dynamic shared memory of the attention kernels, in bytes: what lies there
 /// whatever the head dimensions, for tiles of at most so many rows. What a task is made of stands
