@@ -1,6 +1,7 @@
 // Messages of failures.
 #pragma once
 
+#include <concepts>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -18,16 +19,12 @@ class MessagePart {
   MessagePart(std::string_view text) : text_(text) {}
   MessagePart(const std::string& text) : text_(text) {}
   MessagePart(const void* pointer) : text_(pointer == nullptr ? "null" : "non-null") {}
-  MessagePart(int number) : MessagePart(static_cast<long long>(number)) {}
-  MessagePart(long number) : MessagePart(static_cast<long long>(number)) {}
-  MessagePart(long long number) : kind_(Kind::integer), integer_(number) {}
-  MessagePart(unsigned number) : MessagePart(static_cast<unsigned long long>(number)) {}
-  MessagePart(unsigned long number) : MessagePart(static_cast<unsigned long long>(number)) {}
-  MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
+  MessagePart(std::signed_integral auto number) : kind_(Kind::integer), integer_(number) {}
+  MessagePart(std::unsigned_integral auto number) : kind_(Kind::count), count_(number) {}
   MessagePart(float number) : MessagePart(static_cast<double>(number)) {}
   MessagePart(double number) : kind_(Kind::real), real_(number) {}
 
-  void append_to(std::string& message) const;
+  [[nodiscard]] std::string string() const;
 
  private:
   enum class Kind { text, integer, count, real };
@@ -41,25 +38,16 @@ class MessagePart {
 using MessageParts = std::initializer_list<MessagePart>;
 
 #if CHUNKATTN_BODIES
-CHUNKATTN_COLD CHUNKATTN_FUNCTION void MessagePart::append_to(std::string& message) const {
-  switch (kind_) {
-    case Kind::text:
-      message += text_;
-      break;
-    case Kind::integer:
-      message += std::to_string(integer_);
-      break;
-    case Kind::count:
-      message += std::to_string(count_);
-      break;
-    case Kind::real:
-      message += std::to_string(real_);
-  }
+CHUNKATTN_COLD CHUNKATTN_FUNCTION std::string MessagePart::string() const {
+  if (kind_ == Kind::integer) return std::to_string(integer_);
+  if (kind_ == Kind::count) return std::to_string(count_);
+  if (kind_ == Kind::real) return std::to_string(real_);
+  return std::string(text_);
 }
 
 CHUNKATTN_COLD CHUNKATTN_FUNCTION std::string joined(MessageParts pieces) {
   std::string message;
-  for (const MessagePart& piece : pieces) piece.append_to(message);
+  for (const MessagePart& piece : pieces) message += piece.string();
   return message;
 }
 #else
