@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
 
 #include "../../plan_view.hpp"
 #include "../support/array.hpp"
@@ -16,6 +15,19 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// Adds a piece to those from `first` on; one that follows the last in its chunk reads as one with
+/// it.
+inline void add_piece(Array<Piece>& pieces, std::int32_t first, const Piece& piece) {
+  if (static_cast<std::int32_t>(pieces.size()) > first) {
+    Piece& last = pieces.back();
+    if (last.chunk == piece.chunk && last.begin + last.length == piece.begin) {
+      last.length += piece.length;
+      return;
+    }
+  }
+  pieces.push_back(piece);
+}
 
 /// Writes trees of drafts into a plan's arrays. Keeps its memory.
 class DraftTrees {
@@ -49,7 +61,8 @@ class DraftTrees {
       std::int32_t i = frame.draft;
       while (true) {
         const Draft& draft = drafts[to_size(i)];
-        add_piece(draft, rows.position + draft.depth - 1, first_piece, arrays.pieces);
+        add_piece(arrays.pieces, first_piece,
+                  {draft.chunk, draft.offset, 1, rows.position + draft.depth - 1});
         arrays.row_token[to_size(row)] = rows.token + i;
         arrays.row_kv_len[to_size(row)] = rows.position + draft.depth;
         arrays.row_segment[to_size(row)] = segment;
@@ -89,11 +102,11 @@ class DraftTrees {
     std::int32_t segment;  // the segment before it
   };
 
-  /// Children in the caller's order.
+  /// Children last first, so that of those that are pushed the first is on top.
   void link(std::span<const Draft> drafts) {
     links_.assign(drafts.size(), {});
     first_root_ = none;
-    for (std::size_t i = drafts.size(); i-- > 0;) {
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
       const std::int32_t parent = drafts[i].parent;
       std::int32_t& first = parent == none ? first_root_ : links_[to_size(parent)].first_child;
       links_[i].next_sibling = first;
@@ -101,24 +114,9 @@ class DraftTrees {
     }
   }
   void push_children(std::int32_t first, std::int32_t segment) {
-    const std::size_t begin = stack_.size();
     for (std::int32_t i = first; i != none; i = links_[to_size(i)].next_sibling)
       stack_.push_back({i, segment});
-    for (std::size_t a = begin, b = stack_.size(); a + 1 < b; ++a, --b)  // the first one on top
-      std::swap(stack_[a], stack_[b - 1]);
   }
-  static void add_piece(const Draft& draft, std::int32_t position, std::int32_t first_piece,
-                        Array<Piece>& pieces) {
-    if (static_cast<std::int32_t>(pieces.size()) > first_piece) {
-      Piece& last = pieces.back();
-      if (last.chunk == draft.chunk && last.begin + last.length == draft.offset) {
-        ++last.length;
-        return;
-      }
-    }
-    pieces.push_back({draft.chunk, draft.offset, 1, position});
-  }
-
   std::int32_t first_root_ = none;
   Array<Links> links_;
   Array<Frame> stack_;

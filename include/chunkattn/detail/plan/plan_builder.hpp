@@ -249,14 +249,7 @@ class PlanBuilder {
     step.for_each_run(
         index, num_slots(step, index),
         [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
-            Piece& last = arrays_.pieces.back();
-            if (last.chunk == chunk && last.begin + last.length == offset) {
-              last.length += run;  // split nodes of one path read as one
-              return;
-            }
-          }
-          arrays_.pieces.push_back({chunk, offset, run, position + done});
+          add_piece(arrays_.pieces, piece_begin, {chunk, offset, run, position + done});
         });
   }
 
