@@ -25,17 +25,17 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 490              attention_options 1160     attention_plan 4080        chunk_attention 8580
-  chunkattn 13560            cuda 7180                  element 210                error 190
-  executor 580               fwd 700                    kv_cache 1520              kv_view 900
-  merge_state 570            plan_view 630              prefix_tree 4930           sequence 3180
-  step 3460                  tree_options 660           variants 650               version 10
-  cache/admission 4280       cache/checkpoints 4590     cache/policy 4870          debug/attention 2460
-  debug/reference 2400       debug/tree 3260            events/cache_event 820     events/cache_events 3070
-  events/mirror 3350         interop/block_table 900    interop/page_tables 80     interop/paged_plan 1220
-  interop/paged_view 940     runtime/any_attention 2410 runtime/make_attention 9470 runtime/openmp_executor 650
-  tiers/tier_store 120       tiers/tiers 6180           transfer/transfer 1940
-  all 19920                  program 13540              headers 24540"
+  allocator 470              attention_options 1150     attention_plan 4030        chunk_attention 8570
+  chunkattn 13470            cuda 7170                  element 210                error 180
+  executor 570               fwd 690                    kv_cache 1510              kv_view 890
+  merge_state 560            plan_view 620              prefix_tree 4860           sequence 3150
+  step 3420                  tree_options 650           variants 640               version 10
+  cache/admission 4210       cache/checkpoints 4520     cache/policy 4800          debug/attention 2450
+  debug/reference 2390       debug/tree 3230            events/cache_event 810     events/cache_events 3040
+  events/mirror 3320         interop/block_table 890    interop/page_tables 80     interop/paged_plan 1210
+  interop/paged_view 920     runtime/any_attention 2390 runtime/make_attention 9460 runtime/openmp_executor 640
+  tiers/tier_store 120       tiers/tiers 6150           transfer/transfer 1930
+  all 19830                  program 13450              headers 24450"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -148,7 +148,7 @@ class Sequence {
   void leave() {
     (void)core();  // throws for a dead handle
     handle_.shared->enter();
-    handle_.reset();
+    handle_ = {};
   }
 
   /// The token at position `position`, counted from 0. Throws InvalidArgument from size() on.

@@ -223,7 +223,7 @@ TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it 
       Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{.learns = true});
       const auto& topology = TreeAccess::core(tree).topology;
       const auto node = [&](const typename Tree::Sequence& s, std::size_t position) {
-        NodeIndex n = TreeAccess::record(s).tail;
+        NodeIndex n = TreeAccess::core(tree).sequences[TreeAccess::index(s)].tail;
         while (topology.node(n).position > static_cast<std::int32_t>(position))
           n = topology.node(n).parent;
         return topology.node(n);
@@ -265,7 +265,7 @@ TEST_CASE_TEMPLATE("tokens have a key where four stand together on both sides", 
   std::size_t num_keys = 0, num_without = 0;
   for (const auto& prompt : prompts) {
     const auto s = tree.insert(prompt, {.compute_last = false});
-    for (NodeIndex i = TreeAccess::record(s).tail; i != chunkattn::detail::root_node;
+    for (NodeIndex i = core.sequences[TreeAccess::index(s)].tail; i != chunkattn::detail::root_node;
          i = core.topology.node(i).parent) {
       const auto& n = core.topology.node(i);
       const auto& parent = core.topology.node(n.parent);
@@ -317,7 +317,8 @@ TEST_CASE("what is new is expected to be used again as late as its parent") {
     for (int i = 0; i < others; ++i) pass(tree, iota(2000 + 10 * i, 4));
     auto s = tree.insert(iota(0, 8), {.compute_last = false});
     test::load(s);
-    const NodeIndex n = topology.node(TreeAccess::record(s).tail).parent;
+    const NodeIndex n =
+        topology.node(TreeAccess::core(tree).sequences[TreeAccess::index(s)].tail).parent;
     s.leave();
     CAPTURE(before);
     CAPTURE(others);

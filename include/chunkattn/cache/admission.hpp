@@ -99,7 +99,7 @@ class AdmissionQueue {
       if (running[i].tree_id() != core.id) [[unlikely]]
         detail::fail_argument(detail::joined({"running[", i, "]"}), "of another tree",
                               "a sequence of this tree");
-      for (detail::NodeIndex n = detail::TreeAccess::record(running[i]).tail;
+      for (detail::NodeIndex n = core.sequences[detail::TreeAccess::index(running[i])].tail;
            n != detail::none && std::exchange(marks_[detail::to_size(n)], mark) != mark;)
         n = core.topology.node(n).parent;
     }

@@ -27,11 +27,11 @@ namespace detail {
 struct CacheHooks {
   /// The order of a policy that learns or tells tenants apart; of others none.
   template <class Policy>
-  static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, Retention& retention) {
+  static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, TreeCore& core) {
     check_argument(!policy.learns || !policy.ttl, "ttl", policy.ttl.value_or(0),
                    "none for a policy that learns");
     if (!policy.learns && !policy.fair) return nullptr;
-    return std::make_unique<CacheOrder>(retention.parts(), policy.learns, policy.fair);
+    return std::make_unique<CacheOrder>(core, policy.learns, policy.fair);
   }
   /// Before a prompt joins: makes sure that nothing fails afterwards.
   /// \throws InvalidArgument for a weight out of range

@@ -11,6 +11,7 @@
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
 #include "../../detail/tree/chunk_table.hpp"
+#include "../../detail/tree/core.hpp"
 #include "../../detail/tree/prefixes.hpp"
 #include "../../detail/tree/retained_lists.hpp"
 #include "../../detail/tree/retention.hpp"
@@ -58,12 +59,12 @@ struct GhostKey {
 /// Lists of nodes by tenant, level and, where the policy learns, groups with a similar past.
 class CacheOrder final : public EvictionOrder {
  public:
-  CacheOrder(const RetentionParts& tree, bool learns, bool shares)
-      : topology_(tree.topology),
-        chunks_(tree.chunks),
-        prefixes_(tree.prefixes),
-        lists_(tree.lists),
-        stats_(tree.stats),
+  CacheOrder(TreeCore& core, bool learns, bool shares)
+      : topology_(core.topology),
+        chunks_(core.chunk_table),
+        prefixes_(core.prefixes),
+        lists_(core.retention.lists()),
+        stats_(core.stats),
         model_(learns ? std::make_unique<ReuseModel>() : nullptr),
         shares_(shares ? std::make_unique<TenantShares>() : nullptr) {}
 

@@ -189,7 +189,7 @@ class TreeInspector {
   void check_steps_and_copies() const {
     Array<std::int32_t> copies_of(sequences_.num_indices()), copies(chunks_.size());
     Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
-    for (const StepRecord* step : tree_.steps.all()) {
+    for (const auto& step : tree_.steps.all()) {
       if (step->state == StepState::free)
         expect(step->scratch == none, "a step that is over has no drafts", 0);
       if (step->scratch != none) ++steps[to_size(step->scratch)];

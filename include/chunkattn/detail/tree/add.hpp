@@ -16,121 +16,6 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The drafts of an entry that is being added: which of them stand on the main branch, which have
-/// scratch slots. Until keep() nothing has happened.
-class DraftPlacement {
- public:
-  /// \param count  of the drafts, how many the step has rows for
-  DraftPlacement(StepRecord& step, const NewDrafts& added, std::int32_t count)
-      : step_(step), main_branch_(count), before_(step.drafts.size()) {
-    if (added.parents.empty() || count == 0) return;
-    const auto parents = added.parents.first(to_size(count));
-    std::int32_t next = -1;  // of a chain
-    for (const std::int32_t parent : parents) is_tree_ = is_tree_ || parent != next++;
-    if (is_tree_) plant(parents);
-  }
-  DraftPlacement(const DraftPlacement&) = delete;
-  DraftPlacement& operator=(const DraftPlacement&) = delete;
-  ~DraftPlacement() {
-    if (is_tree_) step_.drafts.resize(before_);
-  }
-
-  /// Drafts that stand on the sequence's own slots.
-  [[nodiscard]] std::int32_t main_branch() const noexcept { return main_branch_; }
-  /// Drafts that have scratch slots; 0 where they are a chain.
-  [[nodiscard]] std::int32_t num_scratch() const noexcept {
-    return is_tree_ ? static_cast<std::int32_t>(step_.drafts.size() - before_) - main_branch_ : 0;
-  }
-  /// The step's next entry has the drafts, its main branch from slot `first` of the tail on, the
-  /// others on the last scratch slots.
-  void keep(const Topology& topology, const TreeNode& tail, std::int32_t first,
-            const TreeNode& scratch) noexcept {
-    const std::span<Draft> drafts{step_.drafts.begin() + before_, step_.drafts.size() - before_};
-    step_.trees.push_back({static_cast<std::int32_t>(step_.entries.size()),
-                           static_cast<std::int32_t>(before_),
-                           static_cast<std::int32_t>(drafts.size())});
-    std::int32_t num_scratch = static_cast<std::int32_t>(drafts.size());
-    for (std::int32_t i = deepest_; i != none; i = drafts[to_size(i)].parent, --num_scratch) {
-      const std::int32_t slot = tail.begin + first + drafts[to_size(i)].depth - 1;
-      drafts[to_size(i)].chunk = topology.chunk_of(tail, slot);
-      drafts[to_size(i)].offset = topology.geometry.offset(slot);
-    }
-    Draft* next = drafts.data();
-    topology.for_each_run(
-        scratch, scratch.length - num_scratch, num_scratch,
-        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
-          for (const std::int32_t end = offset + run; offset < end; ++offset, ++next) {
-            while (next->chunk != no_chunk) ++next;
-            next->chunk = chunk;
-            next->offset = offset;
-          }
-        });
-    is_tree_ = false;
-  }
-
- private:
-  void plant(std::span<const std::int32_t> parents) {
-    step_.trees.reserve_more(1);
-    step_.drafts.reserve_more(parents.size());
-    main_branch_ = 0;
-    for (std::size_t i = 0; i < parents.size(); ++i) {
-      const std::int32_t parent = parents[i];
-      const std::int32_t depth =
-          parent == none ? 1 : step_.drafts[before_ + to_size(parent)].depth + 1;
-      step_.drafts.push_back({parent, depth, no_chunk, 0});
-      if (depth <= main_branch_) continue;
-      main_branch_ = depth;
-      deepest_ = static_cast<std::int32_t>(i);
-    }
-  }
-
-  StepRecord& step_;
-  std::int32_t main_branch_, deepest_ = none;
-  std::size_t before_;  // drafts of other entries
-  bool is_tree_ = false;
-};
-
-/// Takes slots beside all paths for one step, and gives them back unless keep() is called. They
-/// are slots of a sequence that only the step knows of, and that has left already. So what leaves
-/// late, and discards its slots when no step and no copy uses them, has one mechanism.
-class ScratchSlots {
- public:
-  /// \param scratch  that sequence; none: the step has no scratch slots yet
-  ScratchSlots(TreeCore& core, SequenceIndex& scratch) : core_(core), scratch_(scratch) {}
-  ScratchSlots(const ScratchSlots&) = delete;
-  ScratchSlots& operator=(const ScratchSlots&) = delete;
-  ~ScratchSlots() {
-    if (taken_ > 0) {
-      SequenceRecord& record = core_.sequences[scratch_];
-      core_.sequences.shrink_reserved(record, record.reserved - taken_,
-                                      /*keep_chunks=*/false);
-    }
-    if (is_first_ && core_.release_scratch(scratch_)) core_.finish_all_leaving();
-  }
-
-  /// `count` more; false where the budget is spent. TreeCore::reserve_joining() comes first.
-  bool take(std::int32_t count) {
-    if (count == 0) return true;
-    is_first_ = scratch_ == none;
-    if (is_first_) scratch_ = core_.add_scratch();
-    SequenceRecord& record = core_.sequences[scratch_];
-    if (!core_.retention.grow_tail(record.tail, count)) return false;
-    record.reserved += count;
-    taken_ = count;
-    return true;
-  }
-  void keep() noexcept {
-    taken_ = 0;
-    is_first_ = false;
-  }
-
- private:
-  TreeCore& core_;
-  SequenceIndex& scratch_;
-  std::int32_t taken_ = 0;
-  bool is_first_ = false;
-};
-
 CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
                                             std::int32_t max_tokens, const NewDrafts& drafts) {
   look_ahead(s);
@@ -147,7 +32,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
                                                                       SequenceIndex s,
                                                                       std::int32_t max_tokens,
                                                                       const NewDrafts& drafts) {
-  if (!drafts.parents.empty()) reserve_joining(1);  // for ScratchSlots
+  if (!drafts.parents.empty()) reserve_joining(1);  // for add_scratch()
   SequenceRecord& record = sequences[s];
   if (record.last_step == step.number) [[unlikely]]
     fail_argument("sequence", "added twice", "each sequence at most once per step");
@@ -158,7 +43,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
     return {AddResult::Reason::waits_for_step, none, step.number};
   if (record.steps > 0 && (record.superseded > 0 || steps.any_void() ||
                            record.steps >= StepTable::max_in_flight)) [[unlikely]]
-    return {AddResult::Reason::waits_for_step, none, steps.oldest_step_of(s)};
+    return {AddResult::Reason::waits_for_step, none, steps.oldest_outstanding(s)};
   std::int32_t length = std::min(max_tokens, slots_end - begin);
   if (record.may_wait) {
     std::int32_t end = begin + length;
@@ -169,26 +54,24 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
   StepEntry entry;
   std::int32_t num_scratch = 0;
   if (begin + length == slots_end) {
-    DraftPlacement tree(step, drafts, std::min(max_tokens - length, drafts.count));
-    ScratchSlots scratch(*this, step.scratch);
+    const DraftTree tree =
+        plant_drafts(step, drafts.parents, std::min(max_tokens - length, drafts.count));
     entry.has_output = true;
     entry.drafts_known = drafts.known;
-    entry.drafts = tree.main_branch();
+    entry.drafts = tree.main_branch;
     num_scratch = tree.num_scratch();
     const std::int32_t num_slots = entry.drafts + 1;
     if (num_slots > max_length - slots_end) [[unlikely]]
       fail_argument("tokens of the sequence", slots_end,
                     "at most 2^30, drafts and output included");
-    if (!scratch.take(num_scratch) || !retention.grow_tail(record.tail, num_slots))
+    if (!(num_scratch == 0 ? retention.grow_tail(record.tail, num_slots)
+                           : grow_with_scratch(step, record.tail, num_slots, num_scratch)))
       return {AddResult::Reason::out_of_chunks};
     TreeNode& tail = topology.node(record.tail);
     tail.writer = s;
     record.reserved += num_slots;
     length += entry.drafts;
-    if (num_scratch > 0) {
-      tree.keep(topology, tail, slots_end - tail.position, sequences.tail(step.scratch));
-      scratch.keep();
-    }
+    if (num_scratch > 0) place_drafts(step, tree, tail, slots_end - tail.position);
   }
   entry.sequence = s;
   entry.generation = record.generation;
@@ -204,6 +87,70 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
   record.last_step = step.number;
   ++record.steps;
   return {};
+}
+
+CHUNKATTN_FUNCTION DraftTree TreeCore::plant_drafts(StepRecord& step,
+                                                    std::span<const std::int32_t> parents,
+                                                    std::int32_t count) {
+  DraftTree tree{static_cast<std::int32_t>(step.entries.size()),
+                 step.trees.empty() ? 0 : step.trees.back().end(), count, count};
+  parents = parents.first(std::min(parents.size(), to_size(count)));
+  std::int32_t next = none;  // of a chain
+  if (std::all_of(parents.begin(), parents.end(), [&](auto parent) { return parent == next++; }))
+    return tree;
+  step.trees.reserve_more(1);
+  step.drafts.resize(to_size(tree.first));  // without those of an entry that was not added
+  step.drafts.reserve_more(parents.size());
+  tree.main_branch = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t parent = parents[to_size(i)];
+    const std::int32_t above = parent == none ? 0 : step.drafts[to_size(tree.first + parent)].depth;
+    step.drafts.push_back({parent, above + 1, no_chunk, 0});
+    if (above < tree.main_branch) continue;
+    tree.main_branch = above + 1;
+    tree.deepest = i;
+  }
+  return tree;
+}
+
+CHUNKATTN_FUNCTION bool TreeCore::grow_with_scratch(StepRecord& step, NodeIndex tail,
+                                                    std::int32_t num_slots,
+                                                    std::int32_t num_scratch) {
+  const std::int32_t room = step.scratch == none ? 0 : topology.room(sequences.tail(step.scratch));
+  if (!retention.acquire(
+          topology.geometry.chunks_for(num_scratch - room) +
+          topology.geometry.chunks_for(num_slots - topology.room(topology.node(tail))))) {
+    ++stats.failed_adds;
+    return false;
+  }
+  if (step.scratch == none) step.scratch = add_scratch();
+  topology.extend(sequences[step.scratch].tail, num_scratch);
+  sequences[step.scratch].reserved += num_scratch;
+  topology.extend(tail, num_slots);
+  chunk_table.release();
+  return true;
+}
+
+CHUNKATTN_FUNCTION void TreeCore::place_drafts(StepRecord& step, const DraftTree& tree,
+                                               const TreeNode& tail, std::int32_t first) noexcept {
+  step.trees.push_back(tree);
+  Draft* const drafts = step.drafts.begin() + tree.first;
+  for (std::int32_t i = tree.deepest; i != none; i = drafts[i].parent) {
+    const std::int32_t slot = tail.begin + first + drafts[i].depth - 1;
+    drafts[i].chunk = topology.chunk_of(tail, slot);
+    drafts[i].offset = topology.geometry.offset(slot);
+  }
+  const TreeNode& scratch = sequences.tail(step.scratch);
+  Draft* next = drafts;
+  topology.for_each_run(scratch, scratch.length - tree.num_scratch(), tree.num_scratch(),
+                        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
+                          for (const std::int32_t end = offset + run; offset < end;
+                               ++offset, ++next) {
+                            while (next->chunk != no_chunk) ++next;
+                            next->chunk = chunk;
+                            next->offset = offset;
+                          }
+                        });
 }
 
 /// A step goes over thousands of sequences, which do not fit in a core's cache: prefetches early

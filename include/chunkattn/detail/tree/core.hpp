@@ -216,8 +216,6 @@ class TreeCore {
   void carry_copies(std::uint64_t step, Array<RowCopy>& rows);
 
  private:
-  friend class ScratchSlots;
-
   // ---- join.hpp ------------------------------------------------------------------------------
 
   /// Tokens that two sequences compute each for itself rather than one for both.
@@ -252,6 +250,20 @@ class TreeCore {
   AddOutcome add_general(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                          const NewDrafts& drafts);
   void look_ahead(SequenceIndex s) const noexcept;
+  /// The first `count` drafts of an entry that is to be added. StepRecord::drafts has them, after
+  /// those of the step's trees, unless they are a chain.
+  static DraftTree plant_drafts(StepRecord& step, std::span<const std::int32_t> parents,
+                                std::int32_t count);
+  /// Slots at the end of a live tail, and slots beside all paths for the step: those of a sequence
+  /// that only the step knows of, and that has left already. So what leaves late, and discards its
+  /// slots when no step and no copy uses them, has one mechanism. False, and nothing changed, where
+  /// the budget is spent. reserve_joining() comes first.
+  bool grow_with_scratch(StepRecord& step, NodeIndex tail, std::int32_t num_slots,
+                         std::int32_t num_scratch);
+  /// The step's next entry has the drafts: the main branch from slot `first` of the tail on, the
+  /// others on the last scratch slots.
+  void place_drafts(StepRecord& step, const DraftTree& tree, const TreeNode& tail,
+                    std::int32_t first) noexcept;
   /// A sequence without tokens, found by no prompt, that has left and that one step uses.
   SequenceIndex add_scratch() noexcept;
   /// A step has no use for them any more: they are discarded by finish_all_leaving() as soon as no
@@ -415,10 +427,6 @@ struct TreeAccess {
   template <class Handle>
   [[nodiscard]] static const TreeCore& core(const Handle& handle) {
     return tree(handle).core;
-  }
-  template <class Sequence>
-  [[nodiscard]] static const SequenceRecord& record(const Sequence& sequence) {
-    return sequence.record();
   }
   template <class Sequence>
   [[nodiscard]] static SequenceIndex index(const Sequence& sequence) {

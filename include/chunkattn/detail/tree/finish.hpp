@@ -94,7 +94,7 @@ CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
 
 CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
   steps.abandon(step);
-  for (StepRecord* other : steps.all()) {
+  for (const auto& other : steps.all()) {
     if (other->number < step.number || other->is_void || !StepTable::is_outstanding(*other))
       continue;
     other->is_void = true;
@@ -105,7 +105,7 @@ CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
 CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexcept {
   if (!steps.any_void()) return;
   before = std::max(before, steps.idle_before());
-  for (StepRecord* step : steps.all()) {
+  for (const auto& step : steps.all()) {
     if (step->state != StepState::abandoned || step->number >= before) continue;
     for (StepEntry& entry : step->entries) end_entry(*step, entry, sequences[entry.sequence]);
     release_scratch(step->scratch);

@@ -142,20 +142,15 @@ struct Handle {
   }
   Handle(Handle&& other) noexcept = default;
   Handle& operator=(Handle&& other) noexcept {
-    if (this != &other) {
-      drop();
-      shared = std::move(other.shared);
-      index = other.index;
-    }
+    Handle old(std::move(other));  // after the exchange, which drops it
+    shared.swap(old.shared);
+    std::swap(index, old.index);
     return *this;
   }
-  ~Handle() { drop(); }
-
-  /// Gives it up at once.
-  void reset() noexcept {
-    drop();
-    shared.reset();
+  ~Handle() {
+    if (shared) shared->template drop<What>(index);
   }
+
   /// Whether its tree is still there.
   [[nodiscard]] bool has_tree() const noexcept { return shared && shared->tree; }
   /// Throws InvalidArgument where it is empty, or the tree is gone.
@@ -175,9 +170,6 @@ struct Handle {
                             : "a live handle, not one moved from or used after leave()");
     fail_argument(name, "orphaned",
                   is_step ? "a step whose tree still exists" : "a handle whose tree still exists");
-  }
-  void drop() noexcept {
-    if (shared) shared->template drop<What>(index);
   }
 };
 

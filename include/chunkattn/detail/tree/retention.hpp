@@ -90,15 +90,6 @@ class EvictionOrder {
   [[nodiscard]] virtual bool is_consistent() const = 0;
 };
 
-/// Records that an EvictionOrder reads and changes.
-struct RetentionParts {
-  Topology& topology;
-  ChunkTable& chunks;
-  Prefixes& prefixes;
-  RetainedLists& lists;
-  const TreeStats& stats;
-};
-
 /// Which paths are used, and what is kept of those that are not. What needs chunks asks here, since
 /// here is what can be evicted for them.
 class Retention {
@@ -118,10 +109,8 @@ class Retention {
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
   [[nodiscard]] EvictionOrder* order() const noexcept { return order_.get(); }
   void set_order(std::unique_ptr<EvictionOrder> order) noexcept { order_ = std::move(order); }
-  /// What an order reads and changes.
-  [[nodiscard]] RetentionParts parts() noexcept {
-    return {topology_, chunks_, prefixes_, lists_, stats_};
-  }
+  /// For an order.
+  [[nodiscard]] RetainedLists& lists() noexcept { return lists_; }
 
   // ---- nodes and chunks -----------------------------------------------------------------------
 

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
@@ -46,7 +47,7 @@ struct StepEntry {
 
 /// A draft of a tree. The *main branch* of a tree is the first of its longest branches: it stands
 /// on the sequence's own slots, like drafts that are a chain. The others have scratch slots, see
-/// ScratchSlots.
+/// TreeCore::grow_with_scratch().
 struct Draft {
   std::int32_t parent = none;   ///< the draft before it; none: the path's last token
   std::int32_t depth = 0;       ///< of how many drafts the branch is that ends with it
@@ -58,6 +59,11 @@ struct DraftTree {
   std::int32_t entry = 0;  ///< its index
   std::int32_t first = 0;
   std::int32_t count = 0;
+  std::int32_t main_branch = 0;  ///< drafts of it
+  std::int32_t deepest = none;   ///< the last of these
+
+  [[nodiscard]] std::int32_t end() const noexcept { return first + count; }
+  [[nodiscard]] std::int32_t num_scratch() const noexcept { return count - main_branch; }
 };
 
 /// Drafts that are to be added after a sequence's last token.
@@ -111,6 +117,8 @@ struct StepRecord {
   std::shared_ptr<ViewTicket> ticket;  ///< of the plan that was built for it
   std::uint64_t ticket_number = 0;
 
+  ~StepRecord() { invalidate_view(); }
+
   /// The drafts of an entry in the caller's order, where they are no chain; else nothing.
   [[nodiscard]] std::span<const Draft> tree_of(const StepEntry& entry) const noexcept {
     if (entry.drafts == 0 || trees.empty()) [[likely]]
@@ -137,28 +145,17 @@ struct StepRecord {
 class StepTable {
  public:
   explicit StepTable(TreeStats& stats) : stats_(stats) {}
-  StepTable(const StepTable&) = delete;
-  StepTable& operator=(const StepTable&) = delete;
-  ~StepTable() {
-    for (StepRecord* step : steps_) {
-      step->invalidate_view();
-      delete step;
-    }
-  }
 
   /// Steps in flight at the same time, at most.
   static constexpr int max_in_flight = 4;
   static constexpr std::uint64_t no_step = std::numeric_limits<std::uint64_t>::max();
 
-  [[nodiscard]] const StepRecord& operator[](std::int32_t index) const noexcept {
-    return *steps_[to_size(index)];
-  }
   [[nodiscard]] StepRecord& operator[](std::int32_t index) noexcept {
     return *steps_[to_size(index)];
   }
   /// All records, those of steps that are over included.
-  [[nodiscard]] std::span<StepRecord* const> all() const noexcept {
-    return {steps_.begin(), steps_.size()};
+  [[nodiscard]] const std::vector<std::unique_ptr<StepRecord>>& all() const noexcept {
+    return steps_;
   }
 
   [[nodiscard]] static bool is_outstanding(const StepRecord& step) noexcept {
@@ -169,30 +166,26 @@ class StepTable {
   [[nodiscard]] bool any_void() const noexcept { return any_void_; }
   /// The outstanding step with this number is void, or there is none.
   [[nodiscard]] bool is_void(std::uint64_t number) const noexcept {
-    for (const StepRecord* step : steps_)
+    for (const auto& step : steps_)
       if (step->number == number && is_outstanding(*step)) return step->is_void;
     return true;
   }
-  [[nodiscard]] std::uint64_t oldest_step_of(SequenceIndex s) const noexcept {
+  /// The oldest step that may still run, of those that have the sequence where it is one; no_step:
+  /// none does.
+  [[nodiscard]] std::uint64_t oldest_outstanding(SequenceIndex s = none) const noexcept {
+    const auto has = [s](const StepEntry& entry) { return entry.sequence == s; };
     std::uint64_t oldest = no_step;
-    for (const StepRecord* step : steps_)
-      if (is_outstanding(*step) && step->number < oldest)
-        for (const StepEntry& entry : step->entries)
-          if (entry.sequence == s) oldest = step->number;
-    return oldest;
-  }
-  /// The oldest step that may still run; no_step: none does.
-  [[nodiscard]] std::uint64_t oldest_outstanding() const noexcept {
-    std::uint64_t oldest = no_step;
-    for (const StepRecord* step : steps_)
-      if (is_outstanding(*step)) oldest = std::min(oldest, step->number);
+    for (const auto& step : steps_)
+      if (is_outstanding(*step) && step->number < oldest &&
+          (s == none || std::any_of(step->entries.begin(), step->entries.end(), has)))
+        oldest = step->number;
     return oldest;
   }
   /// Steps below this that were dropped in flight have run, or never will: device_idle() was called
   /// after them, and no step before them is still to finish.
   [[nodiscard]] std::uint64_t idle_before() const noexcept {
     std::uint64_t before = idle_ + 1;
-    for (const StepRecord* step : steps_)
+    for (const auto& step : steps_)
       if (step->state == StepState::in_flight) before = std::min(before, step->number);
     return before;
   }
@@ -214,8 +207,7 @@ class StepTable {
                    "flight, call device_idle() when the device is idle");
     if (index == none) {
       index = static_cast<std::int32_t>(steps_.size());
-      steps_.reserve(steps_.size() + 1);
-      steps_.push_back(new StepRecord());
+      steps_.push_back(std::make_unique<StepRecord>());
     }
     StepRecord& step = *steps_[to_size(index)];
     step.number = ++last_step_;
@@ -236,7 +228,7 @@ class StepTable {
   /// Throws InvalidArgument unless the step can finish now. Asks those who observe steps, too.
   void check_finish(const StepRecord& step) const {
     if (step.state == StepState::open) check_built(step);
-    for (const StepRecord* other : steps_)
+    for (const auto& other : steps_)
       if (other->state == StepState::in_flight && other->number < step.number) [[unlikely]]
         fail_argument(
             "step", step.number,
@@ -263,13 +255,13 @@ class StepTable {
   /// No device runs any step.
   void device_idle() noexcept {
     idle_ = last_step_;
-    for (const StepRecord* step : steps_)
+    for (const auto& step : steps_)
       if (step->state == StepState::open) --idle_;  // the last one: it has not run
   }
   /// Brings any_void() up to date where steps have ended.
   void count_void() noexcept {
     any_void_ = false;
-    for (const StepRecord* step : steps_)
+    for (const auto& step : steps_)
       any_void_ = any_void_ || (is_outstanding(*step) && step->is_void);
   }
 
@@ -292,7 +284,7 @@ class StepTable {
 
   TreeStats& stats_;
   std::shared_ptr<StepObservers> observers_ = std::make_shared<StepObservers>();
-  Array<StepRecord*> steps_;  // owned; handles keep a record's index, plans its address
+  std::vector<std::unique_ptr<StepRecord>> steps_;  // handles keep an index, plans an address
   std::uint64_t last_step_ = 0;
   std::uint64_t idle_ = 0;  ///< no device runs a step up to this one
   bool any_void_ = false;

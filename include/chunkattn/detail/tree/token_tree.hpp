@@ -105,8 +105,7 @@ class TokenTree {
       : allocator_(std::move(allocator)),
         policy_(std::move(policy)),
         core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(policy_)) {
-    if constexpr (has_hooks)
-      core.retention.set_order(Policy::Hooks::make_order(policy_, core.retention));
+    if constexpr (has_hooks) core.retention.set_order(Policy::Hooks::make_order(policy_, core));
   }
 
  private:

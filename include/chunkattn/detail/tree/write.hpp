@@ -69,7 +69,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::find_missing(SequenceIndex s, std::int32
     if (sequences[n.writer].state == SequenceState::live)
       outcome = {AddResult::Reason::waits_for_sequence, n.writer};
     else
-      outcome = {AddResult::Reason::waits_for_step, none, steps.oldest_step_of(n.writer)};
+      outcome = {AddResult::Reason::waits_for_step, none, steps.oldest_outstanding(n.writer)};
   });
   sequences[s].may_wait = waits;
   return outcome;
