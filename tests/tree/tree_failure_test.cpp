@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -399,4 +400,28 @@ TEST_CASE("a fork that leaves before its copy was made takes the copy back") {
     // What the source wrote is cache; a fork's unwritten duplicate is not.
     if (!in_step) CHECK(tree.stats().stored_tokens == 12);
   }
+}
+
+TEST_CASE("a tree of drafts for which chunks are missing changes nothing") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree tree(PoolAllocator{.max_chunks = 3});
+  tree.insert(iota(100, 4)).mark_loaded({0, 4});  // stays cached: the only chunk that is to be had
+  auto s = tree.insert(iota(0, 8));
+  const std::vector<int> drafts = {1, 2};
+  const std::vector<std::int32_t> parents = {-1, -1};  // one on the tail, one on a scratch slot
+  auto step = tree.begin_step();
+  TreeStats before = tree.stats();
+  const std::uint64_t version = tree.version();
+  const AddResult result = step.add(s, 100, {.tokens = drafts, .parents = parents});
+  CHECK(result.reason() == AddResult::Reason::out_of_chunks);
+  CHECK(tree.version() == version);
+  CHECK(tree.stats().evicted_chunks == 0);
+  CHECK(tree.stats().leaving_sequences == 0);
+  CHECK(tree.stats().failed_adds == before.failed_adds + 1);
+  CHECK(tree.match_prefix(iota(100, 4)).cached == 4);
+  check_invariants(tree);
+  REQUIRE(
+      step.add(s, 100, {.tokens = std::span(drafts).first(1)}));  // what fits is added as before
+  CHECK(step.num_rows() == 9);
+  check_invariants(tree);
 }
