@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../../allocator.hpp"
-#include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/check.hpp"

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
@@ -238,7 +237,6 @@ class Topology {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
     observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
-    stats_.stored_tokens -= to_size(n.length - keep);
     const std::int32_t kept_chunks = keep == 0 ? 0 : geometry.chunks_for(n.begin + keep);
     ChunkIndex s = last_held_chunk(n);
     std::int32_t held = std::max(1, geometry.chunks_for(n.begin + n.length));
@@ -257,7 +255,7 @@ class Topology {
       chunks_.remove_node(s, use);
       s = prev;
     }
-    n.length = keep;
+    cut(n, keep);
     if (kept_chunks == 0) {
       n.first_chunk = n.last_chunk = no_chunk;
       n.begin = 0;
@@ -268,21 +266,13 @@ class Topology {
         chunks_[s].owner = index;
       }
     }
-    n.scheduled = std::min(n.scheduled, keep);
-    if (n.written >= keep) {
-      n.written = keep;
-      n.writer = none;
-    }
     return released;
   }
   /// Shortens a tail to `keep` slots; its chunks stay with it as spare ones.
   void shorten(NodeIndex index, std::int32_t keep) noexcept {
     TreeNode& n = node(index);
-    stats_.stored_tokens -= to_size(n.length - keep);
     n.last_chunk = keep > 0 ? chunk_of(n, n.begin + keep - 1) : n.first_chunk;
-    n.length = keep;
-    n.scheduled = std::min(n.scheduled, keep);
-    if (n.written == keep) n.writer = none;
+    cut(n, keep);
   }
   /// Gives what lies after a node to a new, empty child of it: its spare chunks, and with
   /// `claim_end` also the free slots of its last chunk.
@@ -415,6 +405,12 @@ class Topology {
   [[gnu::noinline]] void grow(std::size_t capacity) {
     observers.notify([=](NodeObserver& observer) { observer.reserve(capacity); });
     nodes_.reserve(capacity);
+  }
+  void cut(TreeNode& n, std::int32_t keep) noexcept {
+    stats_.stored_tokens -= to_size(n.length - keep);
+    n.length = keep;
+    n.scheduled = std::min(n.scheduled, keep);
+    if (n.written >= keep) n.set_written(keep);
   }
   void enter_first_chunk(NodeIndex index) noexcept {
     TreeNode& n = node(index);
