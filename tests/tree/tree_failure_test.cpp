@@ -404,24 +404,65 @@ TEST_CASE("a fork that leaves before its copy was made takes the copy back") {
 
 TEST_CASE("a tree of drafts for which chunks are missing changes nothing") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
-  Tree tree(PoolAllocator{.max_chunks = 3});
-  tree.insert(iota(100, 4)).mark_loaded({0, 4});  // stays cached: the only chunk that is to be had
-  auto s = tree.insert(iota(0, 8));
-  const std::vector<int> drafts = {1, 2};
-  const std::vector<std::int32_t> parents = {-1, -1};  // one on the tail, one on a scratch slot
+  Tree tree(PoolAllocator{.max_chunks = 6});
+  tree.insert(iota(100, 4)).mark_loaded({0, 4});  // stays cached
+  auto many = tree.insert(iota(0, 8)), first = tree.insert({50, 51}),
+       second = tree.insert({60, 61});
+  AttentionPlan plan;
   auto step = tree.begin_step();
-  TreeStats before = tree.stats();
+  const TreeStats before = tree.stats();
   const std::uint64_t version = tree.version();
-  const AddResult result = step.add(s, 100, {.tokens = drafts, .parents = parents});
+  // One chunk is free and one is cached. This takes one for the tail, and two beside it.
+  const std::vector<int> drafts = {1, 2, 3, 4, 5, 6, 7};
+  const std::vector<std::int32_t> parents = {-1, 0, -1, -1, -1, -1, -1};
+  const AddResult result = step.add(many, 100, {.tokens = drafts, .parents = parents});
   CHECK(result.reason() == AddResult::Reason::out_of_chunks);
   CHECK(tree.version() == version);
-  CHECK(tree.stats().evicted_chunks == 0);
   CHECK(tree.stats().leaving_sequences == 0);
   CHECK(tree.stats().failed_adds == before.failed_adds + 1);
+  CHECK(tree.chunks_available() == 2);
+  check_invariants(tree);
+  // These fit: two tails have room, and their other drafts share a chunk.
+  const auto two = [&](std::size_t begin) {
+    return Drafts<int>{.tokens = std::span(drafts).subspan(begin, 2),
+                       .parents = std::span(parents).last(2)};
+  };
+  REQUIRE(step.add(first, 100, two(0)));
+  REQUIRE(step.add(second, 100, two(2)));
+  CHECK(step.num_rows() == 8);
+  CHECK(tree.chunks_available() == 1);
+  CHECK(tree.stats().evicted_chunks == 0);
+  const auto view = plan.build(step);
+  CHECK(view.tokens() == std::vector<int>{50, 51, 1, 2, 60, 61, 3, 4});
+  CHECK(view.positions() == std::vector<std::int32_t>{0, 1, 2, 2, 0, 1, 2, 2});
+  const auto& copies = chunkattn::detail::TreeAccess::core(tree).pending_copies;
+  {
+    auto done = std::move(step).finish();
+    std::vector<ScheduledSequence> rows(done.rows().begin(), done.rows().end());
+    done.commit(rows[0], std::vector<int>{1, 7}, 0);
+    CHECK(copies.empty());  // the main branch stands there already
+    done.commit(rows[1], std::vector<int>{4, 7}, 1);
+    CHECK(copies.size() == 1);
+  }
+  CHECK(first.tokens() == std::vector<int>{50, 51, 1, 7});
+  CHECK(second.tokens() == std::vector<int>{60, 61, 4, 7});
   CHECK(tree.match_prefix(iota(100, 4)).cached == 4);
   check_invariants(tree);
-  REQUIRE(
-      step.add(s, 100, {.tokens = std::span(drafts).first(1)}));  // what fits is added as before
-  CHECK(step.num_rows() == 9);
+}
+
+TEST_CASE("a tree of drafts gives back a chunk that an eviction has made needless") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree tree(PoolAllocator{.max_chunks = 3});
+  tree.insert(iota(0, 4)).mark_loaded({0, 4});
+  auto s = tree.insert({0, 1});  // the slots after these are what is cached of that
+  tree.insert(iota(100, 4)).mark_loaded({0, 4});  // cached, and younger
+  CHECK(tree.chunks_available() == 2);
+  const std::vector<int> drafts = {5, 6};
+  const std::vector<std::int32_t> parents = {-1, -1};
+  auto step = tree.begin_step();
+  REQUIRE(step.add(s, 100, {.tokens = drafts, .parents = parents}));
+  CHECK(tree.chunks_available() == 1);
+  CHECK(tree.match_prefix(iota(0, 4)).cached == 2);
+  CHECK(tree.match_prefix(iota(100, 4)).cached == 0);
   check_invariants(tree);
 }
