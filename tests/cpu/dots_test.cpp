@@ -195,6 +195,13 @@ TEST_CASE("who computes in fp32") {
   const ChunkAttention<Cpu, 64> attention(1, test::dot_options());
   const bool dots = test::rounding_in<std::int8_t>(attention).p_of_largest > 0;
   CHECK((usual == exact) == !dots);
+  const auto streamed = [](Options& o) { o.tuning.min_product_lines = test::all_streams; };
+  const auto exact_stream = [&](Options& o) {
+    streamed(o);
+    o.accuracy = Options::Accuracy::fp32;
+  };
+  const bool int16 = attention.options().instruction_set == InstructionSet::avx2;  // streams, too
+  CHECK((answer_of(with(streamed)) == answer_of(with(exact_stream))) == !(dots && int16));
   CHECK(answer_of(with([](Options& o) { o.accuracy = Options::Accuracy::one_term; })) == usual);
   const auto invariant = [](Options& o) { o.reduce = Options::Reduce::batch_invariant; };
   CHECK(answer_of(with(invariant)) == answer_of(with([&](Options& o) {
@@ -206,7 +213,7 @@ TEST_CASE("who computes in fp32") {
 
 TEST_CASE("small integers in V and equal logits come out exactly") {
   Random random(31);
-  for (int i = 0; i < test::scaled(10); ++i) {
+  for (int i = 0; i < test::scaled(20); ++i) {
     auto problem = shared_case(random, 64);
     std::fill(problem.q.begin(), problem.q.end(), 0.0f);
     for (std::int8_t& value : problem.kv.v)
@@ -214,7 +221,8 @@ TEST_CASE("small integers in V and equal logits come out exactly") {
     for (float& scale : problem.kv.v_scale) scale = 0.25f;
     const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
                                                     std::span<const float>(problem.q));
-    ChunkAttention<Cpu, 64> attention(2, test::dot_options(1));
+    const int way = i % 2 == 0 ? test::all_products : test::all_streams;
+    ChunkAttention<Cpu, 64> attention(2, test::dot_options(way));
     test::Answer<> answer(problem);
     attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
     for (std::size_t at = 0; at < answer.out.size(); ++at)  // but for the last division
@@ -225,22 +233,25 @@ TEST_CASE("small integers in V and equal logits come out exactly") {
 
 TEST_CASE("what rounds to the next power of two does not lose its highest bit") {
   Random random(33);
-  for (const float scale : {0x1.fffep0f, 0x1.ffffp0f, 0x1.ffff02p0f, 0x1.fffffep0f}) {
-    CAPTURE(scale);
-    auto problem = shared_case(random, 64);
-    std::fill(problem.q.begin(), problem.q.end(), 0.0f);  // all weights are 1
-    for (float& one : problem.kv.v_scale) one = scale;
-    const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
-                                                    std::span<const float>(problem.q));
-    ChunkAttention<Cpu, 64> attention(2, test::dot_options(1));
-    test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
-    double error = 0;
-    for (std::size_t at = 0; at < answer.out.size(); ++at)
-      error = std::max(error, std::abs(static_cast<double>(answer.out[at]) - reference.out[at]));
-    CHECK(error <=
-          127 * std::max(0x1p-15, 2 * test::rounding_in<std::int8_t>(attention).p_of_largest));
-  }
+  for (const int way : {test::all_products, test::all_streams})
+    for (const float scale : {0x1.fffep0f, 0x1.ffffp0f, 0x1.ffff02p0f, 0x1.fffffep0f}) {
+      CAPTURE(way);
+      CAPTURE(scale);
+      auto problem = shared_case(random, 64);
+      std::fill(problem.q.begin(), problem.q.end(), 0.0f);  // all weights are 1
+      for (float& one : problem.kv.v_scale) one = scale;
+      const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                      std::span<const float>(problem.q));
+      ChunkAttention<Cpu, 64> attention(2, test::dot_options(way));
+      test::Answer<> answer(problem);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                    {.lse = answer.lse});
+      double error = 0;
+      for (std::size_t at = 0; at < answer.out.size(); ++at)
+        error = std::max(error, std::abs(static_cast<double>(answer.out[at]) - reference.out[at]));
+      CHECK(error <=
+            127 * std::max(0x1p-15, 2 * test::rounding_in<std::int8_t>(attention).p_of_largest));
+    }
 }
 
 #if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
@@ -259,7 +270,9 @@ void check_change(Random& random, const Change& change) {
   constexpr std::size_t dim = 64;
   auto problem = shared_case(random, dim);
   const test::RandomPlan& plan = problem.plan;
-  ChunkAttention<Cpu, dim> attention(1, test::dot_options(1));
+  const int way = random.pick({test::all_products, test::all_streams});
+  CAPTURE(way);
+  ChunkAttention<Cpu, dim> attention(1, test::dot_options(way));
   test::Answer<> before(problem), after(problem);
   attention.run(problem.kv.view, plan.view(), problem.q, before.out, {.lse = before.lse});
   const auto heads = static_cast<std::size_t>(problem.num_qo_heads);
@@ -345,7 +358,7 @@ TEST_CASE("queries without integers are computed in fp32, for their line alone")
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const auto with = [&](auto&& change) {
-    for (int i = 0; i < test::scaled(3); ++i)
+    for (int i = 0; i < test::scaled(6); ++i)
       check_change(random, [&](Changed changed) {
         change(changed.q);
         return false;
@@ -369,7 +382,7 @@ TEST_CASE("scales that are not positive numbers reach the lines that see them") 
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const float scale : {nan, -nan, inf, -inf, 0.0f, -0.0f, -1.0f, 0x1p-126f, 0x1p100f}) {
     CAPTURE(scale);
-    for (int i = 0; i < test::scaled(2); ++i) {
+    for (int i = 0; i < test::scaled(4); ++i) {
       check_change(random, [&](Changed changed) {
         changed.v_scale = scale;
         return true;
@@ -385,21 +398,24 @@ TEST_CASE("scales that are not positive numbers reach the lines that see them") 
 
 TEST_CASE("V of any size keeps its digits") {
   Random random(42);
-  for (const float size : {0x1p-100f, 0x1p-60f, 0x1p60f, 0x1p110f}) {
-    auto problem = shared_case(random, 64);
-    for (float& scale : problem.kv.v_scale) scale *= size;
-    ChunkAttention<Cpu, 64> attention(1, test::dot_options(1));
-    const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
-                                                    std::span<const float>(problem.q));
-    test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
-    double largest = 0, error = 0;
-    for (std::size_t at = 0; at < answer.out.size(); ++at) {
-      largest = std::max(largest, std::abs(reference.out[at]));
-      error = std::max(error, std::abs(static_cast<double>(answer.out[at]) - reference.out[at]));
+  for (const int way : {test::all_products, test::all_streams})
+    for (const float size : {0x1p-100f, 0x1p-60f, 0x1p60f, 0x1p110f}) {
+      CAPTURE(way);
+      auto problem = shared_case(random, 64);
+      for (float& scale : problem.kv.v_scale) scale *= size;
+      ChunkAttention<Cpu, 64> attention(1, test::dot_options(way));
+      const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                      std::span<const float>(problem.q));
+      test::Answer<> answer(problem);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                    {.lse = answer.lse});
+      double largest = 0, error = 0;
+      for (std::size_t at = 0; at < answer.out.size(); ++at) {
+        largest = std::max(largest, std::abs(reference.out[at]));
+        error = std::max(error, std::abs(static_cast<double>(answer.out[at]) - reference.out[at]));
+      }
+      CHECK(error <= largest * 0x1p-10);
     }
-    CHECK(error <= largest * 0x1p-10);
-  }
 }
 
 #endif

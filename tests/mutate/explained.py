@@ -49,7 +49,6 @@ EXPLAINED = [
     _cpu("sequence_first", "new_max > old_max", "new_max >= old_max", SAME + ": exp(0)"),
 
     _cpu("simd", "return rows[0];", "rows[(0 - 1)]", "the array has one element, so the compiler knows the index"),
-    _cpu("sequence_first", "int count = 0;", "count = (0 - 1)", SAME + ": no line sees fewer than 0"),
     _cpu("chunk_first", "if (lines.seen == 0) return;", "deleted", AGAIN),
     _cpu("line_state", "std::fill(max + begin, max + end, empty_max)", "empty_max + 1", SAME + ": 1 is nothing to 1e38"),
     _cpu("line_state", "std::fill(out + begin * ValueDim", "out + 1 + end", PADDED),

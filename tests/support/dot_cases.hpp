@@ -15,6 +15,9 @@
 
 namespace test {
 
+/// Values of min_product_lines by which all lines go through products of tiles, or are streamed.
+inline constexpr int all_products = 1, all_streams = 1 << 20;
+
 /// Options by which dot products compute wherever they can: a matrix unit does not take their
 /// place.
 inline chunkattn::CpuOptions dot_options(std::optional<int> min_product_lines = {}) {
@@ -39,17 +42,18 @@ inline RandomPlanOptions dot_shape(Random& random) {
   return options;
 }
 
-/// Some problems of such shapes against the oracle, by few products and many.
+/// Some problems of such shapes against the oracle, by some products, all and none.
 template <int HeadDim, int ValueDim = HeadDim, class X = float, class T = std::int8_t>
 void check_dot_shapes(
     std::uint64_t stream, int cases,
     chunkattn::CpuOptions::Accuracy accuracy = chunkattn::CpuOptions::Accuracy::two_terms) {
   using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim>;
-  chunkattn::CpuOptions usual = dot_options(), all = dot_options(1), many = dot_options(1);
+  chunkattn::CpuOptions usual = dot_options(), all = dot_options(all_products), many = all,
+                        none = dot_options(all_streams);
   many.reduce = chunkattn::CpuOptions::Reduce::spin_lock;
   many.tuning.min_tasks = 32;
   std::vector<Attention> modes;
-  for (chunkattn::CpuOptions options : {usual, all, many}) {
+  for (chunkattn::CpuOptions options : {usual, all, many, none}) {
     options.accuracy = accuracy;
     modes.emplace_back(2, options);
   }

@@ -20,12 +20,12 @@ namespace cpu {
 /// A block of one KV head: the addresses of its K and V rows.
 template <class T>
 struct Block {
-  static constexpr int padding = 16;  // K addresses beyond `count` repeat the last
+  static constexpr int padding = 16;  // addresses beyond `count` repeat the last
 
   int count;
   int position;
   const T* k[block_tokens + padding];
-  const T* v[block_tokens];
+  const T* v[block_tokens + padding];
   float k_scale[block_tokens + padding];  // 8-bit elements only
   float v_scale[block_tokens];
 
@@ -60,10 +60,11 @@ struct Block {
     }
   }
 
-  // Repeats the last K address, so that a kernel may read whole groups of tokens.
+  // Repeats the last addresses, so that a kernel may read whole groups of tokens.
   void pad() noexcept {
     for (int i = 0; i < padding; ++i) {
       k[count + i] = k[count - 1];
+      v[count + i] = v[count - 1];
       if constexpr (has_row_scales<T>) k_scale[count + i] = 0;
     }
   }

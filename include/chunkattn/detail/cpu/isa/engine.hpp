@@ -8,6 +8,7 @@
 #include "dot_first.hpp"
 #include "dots.hpp"
 #include "elements.hpp"
+#include "int16_stream.hpp"
 #include "int16_unit.hpp"
 #include "line_state.hpp"
 #include "line_total.hpp"
@@ -120,10 +121,13 @@ class Engine {
   using Partials = PartialResults<State>;
   // How far streams are prefetched ahead. AVX-512: 6 KB of fp32 and 16 bits were best on Zen 4 (4
   // and 8 KB: up to 9 %, 16 KB: 10 % slower), 4 KB of fp32 on Zen 5 (8 KB: 6 %), which needs 16 KB
-  // of 8 bits (8 KB: 11 %). AVX2, on Zen 3: 16 KB (6 KB: 5 to 8 %), and 6 to 8 KB of 8 bits (16 KB:
-  // 4 to 12 %).
+  // of 8 bits (8 KB: 11 %). AVX2, on Zen 3: 16 KB (6 KB: 5 to 8 %), 6 to 8 KB of 8 bits (16 KB: 4
+  // to 12 %), and 10 KB of int8 by dot products, which read half of a row of V at a time (6 KB: 20
+  // to 30 %, 16 KB: 8 %).
   template <class T>
-  static constexpr int stream_kb = (sizeof(T) == 1) == (simd::native_width == 16) ? 16 : 6;
+  static constexpr int stream_kb = has_int16 && std::is_same_v<T, std::int8_t>      ? 10
+                                   : (sizeof(T) == 1) == (simd::native_width == 16) ? 16
+                                                                                    : 6;
   template <class T>
   using Ahead = Prefetcher<HeadDim, ValueDim, T, stream_kb<T> * 1024 / 64>;
 
@@ -340,6 +344,16 @@ class Engine {
     chunk_first_block(block, line, num_lines, invariant(), state, ahead, rules);
   }
 
+  // One block for lines [line, line + num_lines), as it lies in memory.
+  template <class T, class Rules>
+  void add_stream(Block<T>& block, int line, int num_lines, State& state, PrefetchCursor& ahead,
+                  Rules rules) const noexcept {
+    if constexpr (has_int16 && fits_dots<HeadDim, T>)
+      if (uses_dots<T>())
+        return int16_sequence_first_block(block, line, num_lines, state, ahead, rules);
+    sequence_first_block(block, line, num_lines, state, ahead, rules);
+  }
+
   // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
   template <class T, class X, class Y, class V>
   void stream(const Call<T, X, Y, V>& call, ItemWalk& walk, const TaskLines& lines, State& state,
@@ -353,7 +367,7 @@ class Engine {
         ahead.grant_stream(span.count);
         const int line = lines.line(head, span.row_begin);
         state.enter(span.position, line, num_lines);
-        sequence_first_block(block, line, num_lines, state, ahead.cursor, rules);
+        add_stream(block, line, num_lines, state, ahead.cursor, rules);
         ahead.settle();
       }
     }
@@ -378,6 +392,8 @@ class Engine {
                                                         simd::broadcast<width>(*options_.sm_scale));
       }
     }
+    if constexpr (has_int16 && fits_dots<HeadDim, T>)
+      if (uses_dots<T>()) pack_stream_queries(lines.count(), state);
     if constexpr (!std::is_same_v<V, NoVariant>) {  // vectors of lines reach beyond the last
       const int end = lines.count();
       std::fill_n(state.kv_len + end, tile_lines, 0);

@@ -59,6 +59,31 @@ struct QueryIntegers {
   }
 };
 
+/// By what probabilities become integers of `Bits` bits, in each lane a line: a power of two that
+/// leaves the largest of a block, whose bits `top` has, all of them.
+template <int Bits, int W>
+struct ProbabilityScales {
+  simd::Unsigned<W> regular;  ///< lines whose probabilities are all finite and positive
+  simd::Float<W> factor;      ///< from a probability to its integer
+  simd::Float<W> scale;       ///< what an integer counts; 0 for the other lines
+
+  CHUNKATTN_INLINE explicit ProbabilityScales(simd::Unsigned<W> top) noexcept {
+    constexpr std::uint32_t bits = Bits, half = 1u << (23 - Bits);  // of the last bit
+    regular = simd::bits_as<simd::Unsigned<W>>(top < 0x7f800000u);
+    // The largest integer has all bits and rounds to no more; no scale is subnormal.
+    simd::Unsigned<W> exponent = regular & ((top + half) >> 23);
+    exponent = exponent > bits ? exponent : simd::Unsigned<W>{} + bits;
+    factor = simd::bits_as<simd::Float<W>>((253 + bits - exponent) << 23);
+    scale = simd::bits_as<simd::Float<W>>(regular & ((exponent - (bits - 1)) << 23));
+  }
+  /// Probabilities as integers, in the low bits of words. Adding 2^23 rounds to an integer and
+  /// leaves it there.
+  CHUNKATTN_INLINE static simd::Unsigned<W> integers(simd::Float<W> p,
+                                                     simd::Float<W> factor) noexcept {
+    return simd::bits_as<simd::Unsigned<W>>(simd::fma(p, factor, simd::broadcast<W>(0x1p23f)));
+  }
+};
+
 /// The part of a unit that does not depend on what a word is: the scales of queries are row
 /// `ScaleRow` of q_transposed, and probabilities have `Bits` bits.
 template <int HeadDim, int ValueDim, int ScaleRow, int Bits>
@@ -115,28 +140,20 @@ class IntegerUnit {
  protected:
   using Real = simd::Float<simd::native_width>;
   using Words = simd::Unsigned<simd::native_width>;
+  using Scales = ProbabilityScales<Bits, simd::native_width>;
 
-  /// The scale of a vector of lines from `line` on, as a factor of their probabilities: a power of
-  /// two that leaves the block's largest one all of its bits.
+  /// The scale of a vector of lines from `line` on, as a factor of their probabilities.
   CHUNKATTN_INLINE Real choose_scale(const Tile& tile, int line) noexcept {
     constexpr int width = simd::native_width;
-    constexpr std::uint32_t bits = Bits, half = 1u << (23 - Bits);  // of the last bit
-    const Words top = load_words<width>(top_ + line);
-    const Words regular = simd::bits_as<Words>(top < 0x7f800000u);
-    some_unscaled_ = some_unscaled_ || any_of<width>(simd::bits_as<simd::Int<width>>(~regular) &
-                                                     (simd::iota<width>() < tile.count - line));
-    // The largest integer has all bits and rounds to no more; no scale is subnormal.
-    Words exponent = regular & ((top + half) >> 23);
-    exponent = exponent > bits ? exponent : Words{} + bits;
-    simd::store(scale_ + line, simd::bits_as<Real>(regular & ((exponent - (bits - 1)) << 23)));
-    return simd::bits_as<Real>((253 + bits - exponent) << 23);
+    const Scales scales(load_words<width>(top_ + line));
+    some_unscaled_ =
+        some_unscaled_ || any_of<width>(simd::bits_as<simd::Int<width>>(~scales.regular) &
+                                        (simd::iota<width>() < tile.count - line));
+    simd::store(scale_ + line, scales.scale);
+    return scales.factor;
   }
-  /// Probabilities of a vector of lines as integers, in the low bits of words. Adding 2^23 rounds
-  /// to an integer and leaves it there.
   CHUNKATTN_INLINE static Words as_integers(const float* p, Real factor) noexcept {
-    constexpr int width = simd::native_width;
-    return simd::bits_as<Words>(
-        simd::fma(simd::load<width>(p), factor, simd::broadcast<width>(0x1p23f)));
+    return Scales::integers(simd::load<simd::native_width>(p), factor);
   }
 
  private:

@@ -2,6 +2,7 @@
 #ifndef CHUNKATTN_ISA_LINE_STATE
 #define CHUNKATTN_ISA_LINE_STATE
 
+#include "dots.hpp"
 #include "elements.hpp"
 #include "line_total.hpp"
 #include "pass.hpp"
@@ -19,10 +20,13 @@ template <int HeadDim, int ValueDim>
 class LineState {
  public:
   static constexpr int value_dim = ValueDim;
+  /// 16 bits for each element, in whole vectors, and a scale.
+  static constexpr int query_words = has_int16 ? (HeadDim + 31) / 32 * 16 + 8 : 0;
   using Total = LineTotal<ValueDim>;
 
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
   float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or words of them
+  float* q_words = nullptr;        ///< [lines][query_words], for streams of dot products
   float* out = nullptr;            ///< [lines][ValueDim], unnormalised
   float* merged = nullptr;         ///< [lines] Total, of splits: see PartialResults
   float* totals = nullptr;         ///< [lines] Total, of windows
@@ -64,7 +68,8 @@ class LineState {
                                  TileScratch<ValueDim>::size,
                                  n,
                                  n,
-                                 n};
+                                 n,
+                                 n * to_size(query_words)};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += rounded(size);
     memory_.reset(static_cast<float*>(::operator new(total * sizeof(float), std::align_val_t{64})));
@@ -91,6 +96,7 @@ class LineState {
     row = reinterpret_cast<std::int32_t*>(take(sizes[13]));
     head = reinterpret_cast<std::int32_t*>(take(sizes[14]));
     window = reinterpret_cast<std::int32_t*>(take(sizes[15]));
+    q_words = take(sizes[16]);
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }

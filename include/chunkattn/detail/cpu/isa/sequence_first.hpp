@@ -154,13 +154,30 @@ template <int ValueDim, int Lines, class T>
 }
 
 /// The lines that a stream computes at once: of the task [first, first + used), then padding, which
-/// repeats the last of them.
+/// repeats the last of them and leaves its outputs in the state's spare ones.
 struct StreamLines {
   int first;
   int used;
-  int count;                    ///< 1, 2 or 4, with the padding
-  int visible[stream_lines];    ///< tokens of the block that each sees
-  float rescale[stream_lines];  ///< factors of their outputs
+  int count;                  ///< 1, 2 or 4, with the padding
+  int seen = 0;               ///< tokens of the block that some line sees
+  int common = block_tokens;  ///< … that all see
+  int visible[stream_lines];  ///< … that each sees
+  const float* q[stream_lines];
+  float* out[stream_lines];
+  float rescale[stream_lines];  ///< factors of the outputs
+
+  template <class T, int HeadDim, int ValueDim>
+  StreamLines(const Block<T>& block, int first_line, int lines,
+              const LineState<HeadDim, ValueDim>& state) noexcept
+      : first(first_line), used(lines), count(lines > 2 ? 4 : lines) {
+    for (int l = 0; l < count; ++l) {
+      q[l] = state.q + line(l) * HeadDim;
+      out[l] = l < used ? state.out + line(l) * ValueDim : state.spare;
+      visible[l] = visible_tokens(block, state, line(l));
+      seen = std::max(seen, visible[l]);
+      common = std::min(common, visible[l]);
+    }
+  }
 
   /// Number l of these, as a line of the task.
   [[nodiscard]] int line(int l) const noexcept { return first + std::min(l, used - 1); }
@@ -173,12 +190,13 @@ struct StreamLines {
   }
 };
 
-/// Turns the logits of the block's first `count` tokens into probabilities.
+/// Turns the logits of the tokens that some line sees into probabilities.
 template <class T, class State, class Rules>
-[[gnu::noinline]] void stream_softmax(const Block<T>& block, int count, StreamLines& lines,
+[[gnu::noinline]] void stream_softmax(const Block<T>& block, StreamLines& lines,
                                       float (*logits)[padded_block_tokens], State& state,
                                       Rules rules) noexcept {
   constexpr int width = simd::native_width;
+  const int count = lines.seen;
   for (int l = 0; l < lines.count; ++l) {
     // Tokens that this line does not see: a logit that loses, then a probability of exactly 0.
     const int line = lines.line(l);
@@ -222,21 +240,21 @@ template <class T, class State, class Rules>
   }
 }
 
-/// P·V of a stream where rules may hide keys of the first `count` from some of its lines.
+/// P·V of a stream where rules may hide keys from some of its lines.
 template <int ValueDim, class T>
-CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, const StreamLines& lines,
+CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, const StreamLines& lines,
                                             const float (*p)[padded_block_tokens],
-                                            float* const* out, PrefetchCursor& ahead) noexcept {
+                                            PrefetchCursor& ahead) noexcept {
   NonfiniteValues<ValueDim, T> nonfinite(block);
-  for (int t = 0; t < count; ++t) {
+  for (int t = 0; t < lines.seen; ++t) {
     bool hidden = false;
     for (int l = 0; l < lines.used; ++l) hidden = hidden || is_hidden(p[l][t]);
     if (hidden) nonfinite.inspect(t);
   }
   lines.with_count([&]<int N>(Count<N>) CHUNKATTN_LAMBDA {
-    stream_values<ValueDim, N>(block, count, p, lines.rescale, out, ahead);
+    stream_values<ValueDim, N>(block, lines.seen, p, lines.rescale, lines.out, ahead);
   });
-  for (int l = 0; l < lines.used; ++l) nonfinite.add(p[l], 1, out[l]);
+  for (int l = 0; l < lines.used; ++l) nonfinite.add(p[l], 1, lines.out[l]);
 }
 
 /// One block for lines [first, first + used), at most stream_lines.
@@ -245,31 +263,19 @@ template <int HeadDim, int ValueDim, class T, class Rules>
                                     LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
                                     Rules rules) noexcept {
   alignas(64) float logits[stream_lines][padded_block_tokens];
-  StreamLines lines{first, used, used > 2 ? 4 : used, {}, {}};
-  const float* q[stream_lines];
-  float* out[stream_lines];
-  int count = 0;              // tokens that some line sees
-  int common = block_tokens;  // tokens that all see
-  for (int l = 0; l < lines.count; ++l) {
-    const int line = lines.line(l);
-    q[l] = state.q + line * HeadDim;
-    out[l] = l < used ? state.out + line * ValueDim : state.spare;
-    lines.visible[l] = visible_tokens(block, state, line);
-    count = std::max(count, lines.visible[l]);
-    common = std::min(common, lines.visible[l]);
-  }
+  StreamLines lines(block, first, used, state);
+  const int count = lines.seen, common = lines.common;
   if (count == 0) return;
   lines.with_count([&]<int N>(Count<N>) CHUNKATTN_LAMBDA {
-    stream_logits<HeadDim, N>(block, count, q, logits, ahead);
+    stream_logits<HeadDim, N>(block, count, lines.q, logits, ahead);
   });
-  stream_softmax(block, count, lines, logits, state, rules);
-  if constexpr (Rules::hide)
-    return stream_visible_values<ValueDim>(block, count, lines, logits, out, ahead);
+  stream_softmax(block, lines, logits, state, rules);
+  if constexpr (Rules::hide) return stream_visible_values<ValueDim>(block, lines, logits, ahead);
   // Tokens that only some lines see are added line by line, to sums of their own.
   alignas(64) float sums[stream_lines][to_size(ValueDim)];
   float* to[stream_lines];
   for (int l = 0; l < lines.count; ++l) {
-    to[l] = out[l];
+    to[l] = lines.out[l];
     if (common == count) continue;
     to[l] = sums[l];
     std::fill_n(sums[l], ValueDim, 0.0f);
@@ -281,7 +287,7 @@ template <int HeadDim, int ValueDim, class T, class Rules>
   for (int l = 0; l < used; ++l) {
     for (int t = common; t < lines.visible[l]; ++t)
       add_value<ValueDim>(logits[l][t], block.v[t], to[l]);
-    add_block_sums<ValueDim>(sums[l], lines.rescale[l], out[l]);
+    add_block_sums<ValueDim>(sums[l], lines.rescale[l], lines.out[l]);
   }
 }
 

@@ -195,10 +195,10 @@ CHUNKATTN_INLINE f32x16 max(f32x16 a, f32x16 b) {
 // ---- Across lanes -----------------------------------------------------------------------------
 
 /// Lane i of the result: lane S[i] of a, or lane S[i] - W of b.
-template <int W, int... S>
-CHUNKATTN_INLINE Float<W> shuffle(Float<W> a, Float<W> b, std::integer_sequence<int, S...>) {
+template <int W, class V, int... S>
+CHUNKATTN_INLINE V shuffle(V a, V b, std::integer_sequence<int, S...>) {
 #if defined(__CUDACC__)  // nvcc 13.0 does not expand a pack in the arguments of this builtin
-  Float<W> result{};
+  V result{};
   int lane = 0;
   ((result[lane++] = S < W ? a[S % W] : b[S % W]), ...);
   return result;
@@ -207,8 +207,8 @@ CHUNKATTN_INLINE Float<W> shuffle(Float<W> a, Float<W> b, std::integer_sequence<
 #endif
 }
 
-template <int W, int Half, bool lower, int... I>
-CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
+template <int W, int Half, bool lower, class V, int... I>
+CHUNKATTN_INLINE V exchange(V a, V b, std::integer_sequence<int, I...>) {
   // Seen as blocks of Half lanes: the lower block of every pair of a and of b, or the upper one.
   constexpr auto source = [](int lane) {
     const bool second = (lane & Half) != 0;
@@ -219,14 +219,14 @@ CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence
 }
 
 /// Lane j of the result: the sum over the lanes of rows[j], added as reduce_sum does.
-template <int W, int B = W>
-CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[to_size(B)]) {
+template <int W, int B = W, class V>
+CHUNKATTN_INLINE V sum_lanes(const V (&rows)[to_size(B)]) {
   if constexpr (B == 1) {
     return rows[0];
   } else {
     constexpr int half = B / 2;
     constexpr auto lanes = std::make_integer_sequence<int, W>{};
-    Float<W> next[to_size(half)];
+    V next[to_size(half)];
     CHUNKATTN_UNROLLED
     for (int i = 0; i < half; ++i)
       next[i] = exchange<W, half, true>(rows[i], rows[i + half], lanes) +
