@@ -70,10 +70,10 @@ struct CpuOptions {
   /// - Dot products of pairs of bfloat16 (avx512 where VDPBF16PS is fast, neon where BFDOT is),
   ///   for bfloat16 K and V, likewise; with two terms only for queries that are bfloat16 by value,
   ///   which are exact then.
-  /// - Dot products of bytes (avx512 with VNNI, neon with FEAT_DotProd), for int8 K and V. They
-  ///   take queries and probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's
-  ///   largest element, and by 2^-16 of the largest probability, whatever the accuracy but for
-  ///   fp32.
+  /// - Dot products of bytes (avx512 with VNNI, neon with FEAT_DotProd) or of int16 (avx2), for
+  ///   int8 K and V. They take queries and probabilities as integers of 16 bits: off by at most
+  ///   2^-15.9 of a query's largest element, and by 2^-16 of the largest probability (avx2: 2^-15),
+  ///   whatever the accuracy but for fp32.
   enum class Accuracy {
     /// None of these: everything in fp32, to about 2^-22 of the largest terms of a sum.
     fp32,
