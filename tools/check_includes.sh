@@ -35,7 +35,7 @@ closures="
   events/mirror 3310         interop/block_table 890    interop/page_tables 80     interop/paged_plan 1210
   interop/paged_view 920     runtime/any_attention 2390 runtime/make_attention 9740 runtime/openmp_executor 640
   tiers/tier_store 120       tiers/tiers 6140           transfer/transfer 1930
-  all 20110                  program 13720              headers 24720"
+  all 20110                  program 13730              headers 24730"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -24,12 +24,13 @@ using test::Random;
 
 namespace {
 
-// Twelve sequences of a common prefix, eight query heads.
+// Twelve sequences of a common prefix, eight query heads. Rows of a sequence see ever more tokens.
 test::AttentionCase<std::int8_t> shared_case(Random& random, int head_dim) {
   test::RandomPlanOptions options;
   options.share = test::Share::all;
   options.num_sequences = 12;
   options.max_length = 300;
+  options.max_queries = random.pick({1, 3});
   return {random, options, head_dim, 1, 8};
 }
 
@@ -279,7 +280,9 @@ void check_change(Random& random, const Change& change) {
   const std::size_t row = random.index(plan.row_token.size());
   const std::size_t line =
       static_cast<std::size_t>(plan.row_token[row]) * heads + random.index(heads);
-  const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
+  const int last = plan.row_kv_len[row] - 1;  // rows before it do not see this one
+  const Piece place =
+      test::place_of(plan, row, random.chance(0.5) ? last : random.uniform(0, last));
   const bool of_token = change(Changed{std::span(problem.q).subspan(line * dim, dim),
                                        *problem.kv.view.k_row_scale(place.chunk, 0, place.begin),
                                        *problem.kv.view.v_row_scale(place.chunk, 0, place.begin)});

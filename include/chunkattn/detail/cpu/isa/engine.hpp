@@ -119,13 +119,13 @@ class Engine {
 
   using State = LineState<HeadDim, ValueDim>;
   using Partials = PartialResults<State>;
-  // How far streams are prefetched ahead. AVX-512: 6 KB of fp32 and 16 bits were best on Zen 4 (4
-  // and 8 KB: up to 9 %, 16 KB: 10 % slower), 4 KB of fp32 on Zen 5 (8 KB: 6 %), which needs 16 KB
-  // of 8 bits (8 KB: 11 %). AVX2, on Zen 3: 16 KB (6 KB: 5 to 8 %), 6 to 8 KB of 8 bits (16 KB: 4
-  // to 12 %), and 10 KB of int8 by dot products, which read half of a row of V at a time (6 KB: 20
-  // to 30 %, 16 KB: 8 %).
+  // Dot products of int16 come with no matrix unit but its model, whose rounding is another.
   template <class T>
-  static constexpr int stream_kb = has_int16 && std::is_same_v<T, std::int8_t>      ? 10
+  static constexpr bool int16_stream = has_int16 && software_tiles == 0 && fits_dots<HeadDim, T>;
+  // How far streams are prefetched ahead. AVX-512: Zen 5 needs 16 KB of 8 bits, Zen 4 6 KB of else.
+  // AVX2, on Zen 3: with dot products, which read V by columns, 6 KB were 20 to 30 % slower.
+  template <class T>
+  static constexpr int stream_kb = int16_stream<T>                                  ? 10
                                    : (sizeof(T) == 1) == (simd::native_width == 16) ? 16
                                                                                     : 6;
   template <class T>
@@ -348,7 +348,7 @@ class Engine {
   template <class T, class Rules>
   void add_stream(Block<T>& block, int line, int num_lines, State& state, PrefetchCursor& ahead,
                   Rules rules) const noexcept {
-    if constexpr (has_int16 && fits_dots<HeadDim, T>)
+    if constexpr (int16_stream<T>)
       if (uses_dots<T>())
         return int16_sequence_first_block(block, line, num_lines, state, ahead, rules);
     sequence_first_block(block, line, num_lines, state, ahead, rules);
@@ -392,7 +392,7 @@ class Engine {
                                                         simd::broadcast<width>(*options_.sm_scale));
       }
     }
-    if constexpr (has_int16 && fits_dots<HeadDim, T>)
+    if constexpr (int16_stream<T>)
       if (uses_dots<T>()) pack_stream_queries(lines.count(), state);
     if constexpr (!std::is_same_v<V, NoVariant>) {  // vectors of lines reach beyond the last
       const int end = lines.count();
