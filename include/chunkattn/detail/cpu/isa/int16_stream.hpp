@@ -240,7 +240,7 @@ template <int ValueDim>
                                             const StreamLines& lines, const StreamWeights& weights,
                                             const float (*p)[padded_block_tokens]) noexcept {
   for (int l = 0; l < lines.used; ++l)
-    for (int t = 0; weights.scale[l] == 0 && t < lines.visible[l]; ++t)
+    for (int t = 0; weights.scale[l] == 0 && t < lines.seen; ++t)
       add_value<ValueDim>(p[l][t], block.v[t], lines.out[l]);
 }
 
