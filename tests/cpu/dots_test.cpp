@@ -176,6 +176,20 @@ TEST_CASE("small and large plans agree with the oracle") {
   test::check_dot_shapes<64>(3, 6);
 }
 
+TEST_CASE("one line alone agrees with the oracle") {
+  Random random(32);
+  test::RandomPlanOptions options;
+  options.share = test::Share::none;
+  options.num_sequences = 1;
+  const test::AttentionCase<std::int8_t> problem(random, options, 64, 1, 1);
+  ChunkAttention<Cpu, 64> attention(1, test::dot_options());
+  test::Answer<> answer(problem);
+  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
+  const Rounding rounding = test::rounding_in<std::int8_t>(attention);
+  const std::span<const float> out(answer.out);
+  CHECK(compare_with_reference(problem.reference, out, rounding).worst <= 1.0);
+}
+
 TEST_CASE("who computes in fp32") {
   Random random(30);
   const auto problem = shared_case(random, 64);
