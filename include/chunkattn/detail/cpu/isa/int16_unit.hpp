@@ -54,8 +54,7 @@ template <int HeadDim, int ValueDim>
   }
 }
 
-/// The first `seen` rows of V, two tokens to a word: ColumnSlices, [block_tokens / 2] of each. A
-/// token beyond the last repeats it.
+/// The first `seen` rows of V, two tokens to a word: ColumnSlices, [block_tokens / 2] of each.
 template <int ValueDim>
 [[gnu::noinline]] void pack_int16_values(const Block<std::int8_t>& block, int seen,
                                          std::uint32_t* to) noexcept {
@@ -63,7 +62,7 @@ template <int ValueDim>
   constexpr int width = Slices::width;
   for (int t = 0; t < seen; t += int16_depth) {
     // Any row does beyond the last that is seen: its probabilities are 0.
-    const std::int8_t* const rows[] = {block.v[t], block.v[std::min(t + 1, seen - 1)]};
+    const std::int8_t* const rows[] = {block.v[t], block.v[t + 1]};
     for (int vector = 0; vector < Slices::vectors; ++vector) {
       __m128i bytes[2];
       for (int i = 0; i < 2; ++i)
