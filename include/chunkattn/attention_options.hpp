@@ -327,15 +327,13 @@ inline std::string describe_instruction_set() {
     if (!why.empty()) text += detail::joined({" (", why, " it)"});
     separator = ", ";
   }
-  if (text.starts_with("neon ")) {
-    if (detail::cpu::dot_units().int8) text += "; products of int8 by SDOT and UDOT";
-    if (detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by BFDOT";
-  }
-  const bool is_amx = text.starts_with("amx ");  // bfloat16 by its matrix unit
-  if (is_amx || text.starts_with("avx512 ")) {
-    if (detail::cpu::dot_units().int8) text += "; products of int8 by VPDPBUSD";
-    if (!is_amx && detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by VDPBF16PS";
-  }
+  const bool neon = text.starts_with("neon ");
+  const bool amx = text.starts_with("amx ");  // bfloat16 by its matrix unit
+  if (!neon && !amx && !text.starts_with("avx512 ")) return text;
+  const auto [bytes, pairs] = detail::cpu::dot_units();
+  if (bytes) text += std::string("; products of int8 by ") + (neon ? "SDOT and UDOT" : "VPDPBUSD");
+  if (pairs && !amx)
+    text += std::string("; products of bfloat16 by ") + (neon ? "BFDOT" : "VDPBF16PS");
   return text;
 }
 

@@ -139,6 +139,8 @@ case $check in
       grep -q "^${isa% *}: isa ${isa#* },\|^${isa% *}: SKIPPED" "$work/forward.txt" ||
         fail "unit ${isa% *} is not compiled for ${isa#* }"
     done
+    "$cxx" -std=c++20 -I include -mavx2 -mfma -mf16c -mavxvnni -E "$here/odr_unit.cpp" |
+      grep -q '"avx2_avx512_avxvnni' || fail "a unit with AVX-VNNI has its kernels where others have those without"
     # What the linker may merge with another unit's function uses nothing that the options do not promise.
     objdump -d -C --no-show-raw-insn "$work/plain.o" |
       awk '/^[0-9a-f]+ <.*>:$/ { f = $0 } /%[yzt]mm|vfmadd|%k[1-7]/ { if (!(f in seen)) print f; seen[f] = 1 }' |

@@ -88,10 +88,8 @@ inline bool multiplies_pairs_fast() noexcept {
 inline DotUnits find_dot_units() noexcept {
   constexpr std::uint32_t avx512_vnni = 1u << 11, avx512_bf16 = 1u << 5;
   if (cpuid(0).a < 7) return {};
-  DotUnits units;
-  units.int8 = (cpuid(7).c & avx512_vnni) != 0;
-  units.bfloat16 = multiplies_pairs_fast() && (cpuid(7, 1).a & avx512_bf16) != 0;
-  return units;
+  return {.int8 = (cpuid(7).c & avx512_vnni) != 0,
+          .bfloat16 = multiplies_pairs_fast() && (cpuid(7, 1).a & avx512_bf16) != 0};
 }
 
 #else

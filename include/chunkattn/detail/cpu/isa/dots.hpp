@@ -1,6 +1,6 @@
 // Dot products of words in the lanes of a vector, as the kernels above them see them: of four
 // bytes, two int16 or two bfloat16. The processor's (AVX-512 VNNI and BF16, Arm's FEAT_DotProd and
-// FEAT_BF16; int16: AVX2), a model in plain C++ (tests), or none.
+// FEAT_BF16; int16: AVX2, AVX-VNNI), a model in plain C++ (tests), or none.
 #ifndef CHUNKATTN_ISA_DOTS
 #define CHUNKATTN_ISA_DOTS
 
@@ -14,12 +14,8 @@ inline constexpr bool has_dots = true;
 #else
 inline constexpr bool has_dots = false;
 #endif
-// Over int8 K and V: of int16, not of bytes.
-#if defined(CHUNKATTN_PASS_AVX2)
-inline constexpr bool has_int16 = true;
-#else
-inline constexpr bool has_int16 = false;
-#endif
+/// Over int8 K and V: of int16, not of bytes.
+inline constexpr bool has_int16 = InstructionSet::CHUNKATTN_PASS == InstructionSet::avx2;
 #if defined(CHUNKATTN_PASS_PAIRS)
 inline constexpr bool has_pairs = true;
 #else
@@ -67,7 +63,12 @@ template <int W>
 CHUNKATTN_INLINE simd::Unsigned<W> dot_int16(simd::Unsigned<W> sum, simd::Unsigned<W> a,
                                              simd::Unsigned<W> b) noexcept {
   static_assert(W == 8);
-  return sum + bits_as<simd::u32x8>(_mm256_madd_epi16(bits_as<__m256i>(a), bits_as<__m256i>(b)));
+  const auto x = bits_as<__m256i>(a), y = bits_as<__m256i>(b);
+#if defined(__AVXVNNI__)
+  return bits_as<simd::u32x8>(_mm256_dpwssd_avx_epi32(bits_as<__m256i>(sum), x, y));
+#else
+  return sum + bits_as<simd::u32x8>(_mm256_madd_epi16(x, y));
+#endif
 }
 #endif
 
