@@ -25,17 +25,17 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 470              attention_options 1150     attention_plan 4030        chunk_attention 8850
-  chunkattn 13750            cuda 7160                  element 210                error 180
+  allocator 470              attention_options 1150     attention_plan 4030        chunk_attention 8870
+  chunkattn 13770            cuda 7190                  element 210                error 180
   executor 570               fwd 690                    kv_cache 1510              kv_view 890
   merge_state 560            plan_view 620              prefix_tree 4850           sequence 3140
   step 3410                  tree_options 650           variants 640               version 10
   cache/admission 4210       cache/checkpoints 4520     cache/policy 4790          debug/attention 2450
   debug/reference 2390       debug/tree 3230            events/cache_event 810     events/cache_events 3040
   events/mirror 3310         interop/block_table 890    interop/page_tables 80     interop/paged_plan 1210
-  interop/paged_view 920     runtime/any_attention 2390 runtime/make_attention 9740 runtime/openmp_executor 640
-  tiers/tier_store 120       tiers/tiers 6140           transfer/transfer 1930
-  all 20110                  program 13730              headers 24730"
+  interop/paged_view 920     runtime/any_attention 2400 runtime/make_attention 9760 runtime/openmp_executor 640
+  tiers/tier_store 120       tiers/tiers 6150           transfer/transfer 1930
+  all 20140                  program 13750              headers 24750"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -211,7 +211,7 @@ class ChunkAttention {
 [[nodiscard]] constexpr const char* name_of(InstructionSet set) noexcept {
   constexpr const char* names[] = {"automatic", "portable", "neon", "avx2", "avx512", "amx"};
   const auto index = static_cast<unsigned>(set);
-  return names[index < 6 ? index : 0];
+  return index < 6 ? names[index] : "no instruction set";
 }
 
 /// The instruction set that CPU kernels use unless CpuOptions say otherwise: "amx", "avx512",

@@ -225,8 +225,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
         "out", result.data(), result.size(), lines * ValueDim,
         ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
     detail::check_out_beside_q(std::span<const X>(query), result);
-    if (!lse.empty() && lse.size() != lines) [[unlikely]]
-      detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
+    if (!lse.empty())
+      detail::cpu::check_size("lse", lse.data(), lse.size(), lines, "0 or num_rows * num_qo_heads");
     if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);
     detail::check_pieces(layer, view);
     detail::check_written(layer, view);

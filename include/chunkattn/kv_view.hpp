@@ -183,7 +183,7 @@ template <class T>
 ///
 /// \param k, v              as for the other types
 /// \param k_scale, v_scale  [num_chunks][num_kv_heads][chunk_size]: element i of a row is scale
-///                          times what is stored
+///                          times what is stored; the same memory if V is in K
 /// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
   requires has_row_scales<T>

@@ -81,7 +81,7 @@ class Sequence {
 
   /// Adds known tokens at the end, whose K/V is still to be computed: a user's next message.
   /// \throws OutOfChunks      if there are fewer than chunks_needed() chunks, after eviction
-  /// \throws InvalidArgument  while an output is expected from a step
+  /// \throws InvalidArgument  for no tokens, and while an output is expected from a step
   void append(std::span<const token_type> tokens) {
     if (!try_append(tokens))
       detail::fail_out_of_chunks(core(), chunks_needed(tokens.size()), size() + tokens.size());

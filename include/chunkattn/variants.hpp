@@ -7,7 +7,7 @@
 //     auto sink(lanes::At at) const             one more logit, without a value, for all keys
 //     void check(int num_qo_heads) const        throws InvalidArgument if members make no sense
 //
-// logit, visible and sink return expressions, and are called on the host for every device. hidden
+// logit, visible and sink return expressions, and are called on the host for every device. masked
 // is called on the device, too: for CUDA mark it CHUNKATTN_HD and let it read nothing but members.
 // Positions are indices in the sequence, so results do not depend on what is shared.
 //
@@ -159,7 +159,7 @@ struct Sinks {
   auto sink(lanes::At at) const { return lanes::table(logits.data(), at.head); }
   /// Throws InvalidArgument unless there is one for each query head.
   void check(int num_qo_heads) const {
-    detail::check_per_head("Sinks::logits", logits.size(), num_qo_heads);
+    detail::check_per_head("Sinks::logits", logits, num_qo_heads);
   }
 };
 
@@ -174,7 +174,7 @@ struct Alibi {
   }
   /// Throws InvalidArgument unless there is one for each query head.
   void check(int num_qo_heads) const {
-    detail::check_per_head("Alibi::slopes", slopes.size(), num_qo_heads);
+    detail::check_per_head("Alibi::slopes", slopes, num_qo_heads);
   }
 };
 

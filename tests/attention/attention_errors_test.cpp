@@ -80,7 +80,7 @@ TEST_CASE_FIXTURE(Fixture, "run: the plan and the layer") {
   CHECK(contains(failure(changed, plan, problem.q), "layer.v = null"));
   changed = layer;
   changed.k = reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(layer.k) + 1);
-  CHECK(contains(failure(changed, plan, problem.q), "layer.k = 1: expected an address"));
+  CHECK(contains(failure(changed, plan, problem.q), "layer.k = misaligned: expected an address"));
   changed = layer;
   changed.num_chunks = 1;
   CHECK(contains(failure(changed, plan, problem.q), "layer.num_chunks = 1: expected at least "));
@@ -120,6 +120,10 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
   CHECK(contains(
       test::refused([&] { attention.run(problem.kv.view, plan, q, null_out, {.lse = lse}); }),
       "out.data() = null"));
+  const std::span<float> null_lse(static_cast<float*>(nullptr), lse.size());
+  CHECK(contains(
+      test::refused([&] { attention.run(problem.kv.view, plan, q, out, {.lse = null_lse}); }),
+      "lse.data() = null"));
   for (float value : out) CHECK(value == 7.0f);
 }
 

@@ -327,6 +327,9 @@ TEST_CASE("members that make no sense are refused before anything is written") {
   CHECK(message(Sinks{four}) == "Sinks::logits.size() = 4: expected num_qo_heads = 3");
   CHECK(message(combine(SoftCap{1.0f}, Alibi{four})) ==
         "Alibi::slopes.size() = 4: expected num_qo_heads = 3");
+  const std::span<const float> none(static_cast<const float*>(nullptr), 3);
+  CHECK(message(Sinks{none}) == "Sinks::logits.data() = null: expected memory");
+  CHECK(message(Alibi{none}) == "Alibi::slopes.data() = null: expected memory");
   CHECK(message(combine(SoftCap{0.0f}, Sinks{std::span(four).first(3)})) ==
         "SoftCap::cap = 0.000000: expected a positive finite bound");
   CHECK(out == std::vector<float>(out.size(), 7.0f));

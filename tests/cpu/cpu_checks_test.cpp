@@ -151,14 +151,49 @@ TEST_CASE_FIXTURE(Fixture, "the view fits the plan and has memory") {
   changed8.v_scale_slabs = v_slabs;
   CHECK(of_view(changed8) == "");
 
-  for (float* KvView<float>::* part : {&KvView<float>::k, &KvView<float>::v}) {
-    changed = view;
-    changed.*part = reinterpret_cast<float*>(reinterpret_cast<char*>(changed.*part) + 1);
-    CHECK(of_view(changed) == "layer.k = 1");
-  }
+  const auto misalign = [](float*& part) {
+    part = reinterpret_cast<float*>(reinterpret_cast<char*>(part) + 1);
+  };
+  misalign((changed = view).k);
+  CHECK(of_view(changed) == "layer.k = misaligned");
+  misalign((changed = view).v);
+  CHECK(of_view(changed) == "layer.v = misaligned");
+  misalign((changed8 = view8).k_scale);
+  CHECK(of_view(changed8) == "layer.k_scale = misaligned");
+  misalign((changed8 = view8).v_scale);
+  CHECK(of_view(changed8) == "layer.v_scale = misaligned");
   changed8 = view8;
   ++changed8.k;
   CHECK(of_view(changed8) == "");  // a byte is always aligned
+}
+
+TEST_CASE_FIXTURE(Fixture, "a stride that was forgotten is refused by its name") {
+  const auto without = [&](auto member, auto changed, const char* name) {
+    CAPTURE(name);
+    changed.num_kv_heads = 2;
+    CHECK(of_view(changed) == "");
+    changed.*member = 0;
+    CHECK(of_view(changed) == std::string(name) + " = 0");
+    changed.num_kv_heads = changed.num_chunks = changed.chunk_size = 1;  // where there is no next
+    PlanView plan;
+    plan.num_rows = plan.chunk_size = 1;
+    CHECK(failure([&] { detail::cpu::check_view(changed, plan, dim, dim); }) == "");
+  };
+  using View = KvView<float>;
+  without(&View::stride_head, view, "layer.stride_head");
+  without(&View::stride_token, view, "layer.stride_token");
+  without(&View::stride_chunk, view, "layer.stride_chunk");
+  View apart = view;
+  apart.value_dim = dim;
+  CHECK(of_view(apart) == "layer.v_stride_token = 0");
+  apart.v_stride_head = apart.stride_head;
+  apart.v_stride_token = apart.stride_token;
+  apart.v_stride_chunk = apart.stride_chunk;
+  without(&View::v_stride_head, apart, "layer.v_stride_head");
+  without(&View::v_stride_token, apart, "layer.v_stride_token");
+  without(&View::v_stride_chunk, apart, "layer.v_stride_chunk");
+  without(&KvView<std::int8_t>::scale_stride_head, view8, "layer.scale_stride_head");
+  without(&KvView<std::int8_t>::scale_stride_chunk, view8, "layer.scale_stride_chunk");
 }
 
 TEST_CASE("buffers have the size that their shape says") {

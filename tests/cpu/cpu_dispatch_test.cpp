@@ -96,6 +96,8 @@ TEST_CASE("one that cannot run is refused: it says which can, and what that one 
     if (runs) CHECK(std::string(instruction_set()) == name_of(set));
   }
   CHECK(refused > 0);  // no build has NEON and AVX
+  CHECK(test::refused([] { ChunkAttention<Cpu, 8>(1, {.instruction_set = InstructionSet{77}}); }) ==
+        "options.instruction_set = no instruction set: expected one of " + running());
 }
 
 TEST_CASE("a name that no instruction set has") {

@@ -129,6 +129,37 @@ TEST_CASE("V in K's memory, where it would overwrite K") {
           (void)make_kv_view(m8.data(), m8.data(), scales.data(), scales.data(), {2, 2, 8, 16});
         }).find("v = k: expected") == 0);
 }
+
+TEST_CASE("V has scales of its own, in K those of K") {
+  Tree tree;
+  auto sequence = tree.insert({1, 2, 3});
+  auto step = tree.begin_step();
+  REQUIRE(step.add(sequence));
+  AttentionPlan plan;
+  const auto view = plan.build(step);
+  const std::vector<float> rows(3 * 16, 1.0f);
+  std::vector<std::int8_t> k(16 * 16), v(k);
+  std::vector<float> k_scale(16), v_scale(16);
+
+  ChunkAttention<Cpu, 16> attention(1);
+  auto layer = make_kv_view(k.data(), v.data(), k_scale.data(), k_scale.data(), {1, 1, 16, 16});
+  const auto refused = [&] {
+    return test::refused([&] { attention.write(layer, view, rows, rows); });
+  };
+  CHECK(refused() ==
+        "layer.v_scale = K's scales: expected memory of V's scales of its own, or K's scales if V "
+        "is in K");
+  CHECK(k == std::vector<std::int8_t>(k.size()));
+  layer.v_scale = v_scale.data();
+  CHECK(refused() == "no error");
+
+  ChunkAttention<Cpu, 16, 8> latent(1);
+  layer = make_kv_view(k.data(), k.data(), k_scale.data(), v_scale.data(), {1, 1, 16, 16, 8});
+  const auto refused_in_k = [&] { return test::refused([&] { latent.write(layer, view, rows); }); };
+  CHECK(refused_in_k().find("layer.v_scale = apart: expected ") == 0);
+  layer.v_scale = layer.k_scale;
+  CHECK(refused_in_k() == "no error");
+}
 #endif
 
 namespace {

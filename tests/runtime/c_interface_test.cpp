@@ -365,7 +365,7 @@ TEST_CASE("calls that cannot be made say why, and change nothing") {
         "layer.v_strides[0] = 0: expected at least the row's 16 elements");
   CHECK(with([](auto& l) {
           l.k = static_cast<char*>(l.k) + 1;
-        }).starts_with("layer.k = 1: expected"));
+        }).starts_with("layer.k = misaligned: expected"));
 
   const std::string few = "num_tokens = 1: expected at least the plan's query tokens, 2";
   CHECK(text_of(run(&layer, nullptr, q.data(), 0, 1, out.data())) == few);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
+#include <span>
 #include <string_view>
 
 #include "../support/check.hpp"
@@ -46,9 +48,12 @@ template <class V>
 concept ChecksItself =
     requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };
 
-inline void check_per_head(std::string_view name, std::size_t size, int num_qo_heads) {
-  if (size != static_cast<std::size_t>(num_qo_heads)) [[unlikely]]
-    fail_argument(joined({name, ".size()"}), size, {"num_qo_heads = ", num_qo_heads});
+inline void check_per_head(std::string_view name, std::span<const float> numbers,
+                           int num_qo_heads) {
+  if (numbers.size() != static_cast<std::size_t>(num_qo_heads)) [[unlikely]]
+    fail_argument(joined({name, ".size()"}), numbers.size(), {"num_qo_heads = ", num_qo_heads});
+  if (numbers.data() == nullptr) [[unlikely]]
+    fail_argument(joined({name, ".data()"}), "null", "memory");
 }
 
 }  // namespace detail

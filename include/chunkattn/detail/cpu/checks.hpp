@@ -88,11 +88,6 @@ void check_view(const KvView<T>& layer, const PlanView& plan, int head_dim, int 
     detail::fail_argument("layer.chunk_size", layer.chunk_size,
                           {"the plan's chunk size, ", plan.chunk_size});
   detail::check_layer_of_plan(layer, plan);
-  // Kernels load vectors at any element; an element itself must be aligned.
-  const auto address =
-      reinterpret_cast<std::uintptr_t>(layer.k) | reinterpret_cast<std::uintptr_t>(layer.v);
-  check_argument(address % alignof(T) == 0, "layer.k", address % alignof(T),
-                 "an address that is a multiple of the element's size");
 }
 
 /// Checks that a buffer has the expected number of elements; `shape` names it in the message.

@@ -25,24 +25,38 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
       layer.num_chunks > 0 || layer.k != nullptr, "layer.num_chunks", layer.num_chunks,
       "memory for the plan's chunks: take the layer's view after the step is built, of a "
       "cache that follows its tree or was grown");
-  check_argument(layer.stride_token != 0 || layer.chunk_size == 1, "layer.stride_token", 0,
-                 "elements from a token to the next");
-  check_argument(layer.stride_chunk != 0 || layer.num_chunks <= 1, "layer.stride_chunk", 0,
-                 "elements from a chunk to the next");
-  const auto check = [](const char* name, const void* start, const void* slabs, const char* memory,
-                        const char* null) {
-    check_argument(start != nullptr || slabs != nullptr, name, start, memory);
-    check_argument(start == nullptr || slabs == nullptr, name, start, null);
+  const auto check_strides = [&](const char* of, std::int64_t token, std::int64_t chunk,
+                                 std::int64_t head) {
+    const auto check = [of](std::int64_t stride, std::int32_t count, const char* unit) {
+      if (stride == 0 && count > 1) [[unlikely]]
+        fail_argument(joined({"layer.", of, unit}), 0, {"elements from a ", unit, " to the next"});
+    };
+    check(token, layer.chunk_size, "token");
+    check(chunk, layer.num_chunks, "chunk");
+    check(head, layer.num_kv_heads, "head");
   };
-  check("layer.k", layer.k, layer.k_slabs, "memory of K",
-        "null, since K lies in slabs: a share of the heads is heads(first, count)");
-  check("layer.v", layer.v, layer.v_slabs, "memory of V",
-        "null, since V lies in slabs: a share of the heads is heads(first, count)");
+  check_strides("stride_", layer.stride_token, layer.stride_chunk, layer.stride_head);
+  if (layer.value_dim != 0)
+    check_strides("v_stride_", layer.v_stride_token, layer.v_stride_chunk, layer.v_stride_head);
+  if constexpr (has_row_scales<T>)
+    check_strides("scale_stride_", 1, layer.scale_stride_chunk, layer.scale_stride_head);
+  // Kernels load vectors at any element; an element itself must be aligned.
+  const auto check = [](const char* name, const auto* start, const void* slabs, const char* what,
+                        const char* lies) {
+    if (start == nullptr && slabs == nullptr) [[unlikely]]
+      fail_argument(name, start, {"memory of ", what});
+    if (start != nullptr && slabs != nullptr) [[unlikely]]
+      fail_argument(name, start,
+                    {"null, since ", what, lies, " in slabs: a share of the heads is ",
+                     "heads(first, count)"});
+    check_argument(reinterpret_cast<std::uintptr_t>(start) % sizeof(*start) == 0, name,
+                   "misaligned", "an address that is a multiple of the element's size");
+  };
+  check("layer.k", layer.k, layer.k_slabs, "K", " lies");
+  check("layer.v", layer.v, layer.v_slabs, "V", " lies");
   if constexpr (has_row_scales<T>) {
-    check("layer.k_scale", layer.k_scale, layer.k_scale_slabs, "memory of K's scales",
-          "null, since K's scales lie in slabs: a share of the heads is heads(first, count)");
-    check("layer.v_scale", layer.v_scale, layer.v_scale_slabs, "memory of V's scales",
-          "null, since V's scales lie in slabs: a share of the heads is heads(first, count)");
+    check("layer.k_scale", layer.k_scale, layer.k_scale_slabs, "K's scales", " lie");
+    check("layer.v_scale", layer.v_scale, layer.v_scale_slabs, "V's scales", " lie");
   }
 }
 
@@ -125,6 +139,11 @@ void check_own_v(const KvView<T>& layer) {
   check_argument(layer.value_dim != 0 || layer.v_slabs != layer.k_slabs ||
                      (layer.k_slabs == nullptr && !rows_overlap(layer.k, layer.v, layer.head_dim)),
                  "layer.v", "K's memory", "memory of V of its own, or V in K with a value_dim");
+  if constexpr (has_row_scales<T>)
+    check_argument((layer.v_scale == layer.k_scale && layer.v_scale_slabs == layer.k_scale_slabs) ==
+                       layer.has_v_in_k(),
+                   "layer.v_scale", layer.has_v_in_k() ? "apart" : "K's scales",
+                   "memory of V's scales of its own, or K's scales if V is in K");
 }
 
 /// Explains, at compile time, a call of ChunkAttention with a cache in the place of a layer.
