@@ -596,6 +596,30 @@ TEST_CASE("cancelling a load that is over counts against no tier") {
   CHECK(store->gets == 3);
 }
 
+TEST_CASE("a record that a tier has no memory for leaves it as it was") {
+  const auto record = [](std::size_t bytes) {
+    return std::make_shared<const std::vector<std::byte>>(bytes);
+  };
+  const std::atomic<bool> cancelled{false};
+  for (int fail_in = 0, failures = 1; failures > 0; ++fail_in) {
+    MemoryTier tier(100);
+    CHECK(tier.put({0, 1}, record(60), cancelled));
+    const TierStore::Record other = record(30);
+    const auto before = test::heap.failures;
+    test::heap.fail_in = fail_in;
+    try {
+      (void)tier.put({0, 2}, other, cancelled);
+    } catch (const std::bad_alloc&) {
+    }
+    test::heap.fail_in = -1;
+    failures = static_cast<int>(test::heap.failures - before);
+    CHECK(tier.num_bytes() == (failures > 0 ? 60 : 90));
+    CHECK(tier.contains({0, 2}) == (failures == 0));
+    for (std::uint64_t key = 3; key < 9; ++key) CHECK(tier.put({0, key}, record(50), cancelled));
+    CHECK(tier.num_bytes() == 100);
+  }
+}
+
 TEST_CASE("a load ends with the block that there is no memory for") {
   // Whether the one allocation fails that comes `fail_in` ones after the first `before` blocks.
   const auto fails = [](int before, std::int64_t fail_in) {
@@ -780,6 +804,10 @@ TEST_CASE("arguments") {
         "options.block_tokens = -1: expected at least 1, or none for the tree's chunk size");
   CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.max_prefetched = 0}); }) ==
         "options.max_prefetched = 0: expected at least 1");
+  for (const double seconds : {0.0, -1.0, std::nan("")})
+    CHECK(refused([&] {
+            TreeTiers(tree, cache, {memory()}, {.max_wait_seconds = seconds});
+          }).find("options.max_wait_seconds = ") == 0);
   CHECK(refused([&] { TreeTiers(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==
         "options.stored_as = 1: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
         "else nothing");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/admission.hpp"
 #include "chunkattn/cache/checkpoints.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
@@ -465,4 +466,30 @@ TEST_CASE("a tree of drafts gives back a chunk that an eviction has made needles
   CHECK(tree.match_prefix(iota(0, 4)).cached == 2);
   CHECK(tree.match_prefix(iota(100, 4)).cached == 0);
   check_invariants(tree);
+}
+
+TEST_CASE("a request that there is no memory to queue leaves the queue as it was") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  const Tree tree;
+  const std::vector<int> short_one = iota(0, 4), long_one = iota(0, 12);
+  int failures = 0;
+  for (int queued = 0; queued < 20; ++queued)
+    for (int fail_in = 0; fail_in < 2; ++fail_in) {
+      AdmissionQueue<Tree> waiting;
+      for (int i = 0; i < queued; ++i) waiting.push({long_one});
+      test::heap.fail_in = fail_in;
+      try {
+        waiting.push({short_one});
+      } catch (const std::bad_alloc&) {
+        ++failures;
+        REQUIRE(waiting.size() == static_cast<std::size_t>(queued));
+      }
+      test::heap.fail_in = -1;
+      waiting.push({long_one});
+      waiting.rank(tree);
+      for (const AdmissionQueue<Tree>::Rank& rank : waiting.ranks())
+        REQUIRE(rank.chunks == waiting.request(rank.id).prompt.size() / 4);
+      REQUIRE(waiting.ranks().back().chunks == 3);
+    }
+  CHECK(failures > 4);
 }

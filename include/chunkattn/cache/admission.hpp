@@ -49,6 +49,7 @@ class AdmissionQueue {
   /// \throws InvalidArgument for a prompt that insert() would refuse
   std::uint64_t push(const Request& request) {
     detail::check_prompt(request.prompt);
+    if (ranks_.size() == ranks_.capacity()) ranks_.reserve(2 * ranks_.size() + 8);
     entries_.push_back({request, {}, 0});
     ranks_.push_back({.id = ++last_id_});
     return last_id_;

@@ -42,13 +42,15 @@ class MemoryTier final : public TierStore {
     if (record->size() > max_bytes_) return false;
     const std::lock_guard lock(mutex_);
     forget(key);
-    for (bytes_ += record->size(); bytes_ > max_bytes_;) {
+    while (bytes_ > max_bytes_ - record->size()) {
       const Key oldest = order_.back().first;
       forget(oldest);
       notify(oldest, false);
     }
-    order_.emplace_front(key, record);
-    entries_.emplace(key, order_.begin());
+    decltype(order_) made{{key, record}};  // all or nothing, where there is no memory
+    entries_.emplace(key, made.begin());
+    order_.splice(order_.begin(), made);
+    bytes_ += record->size();
     notify(key, true);
     return true;
   }

@@ -62,6 +62,8 @@ class TierManager {
                    "at least 1, or none for the tree's chunk size");
     check_argument(options_.max_prefetched > 0, "options.max_prefetched", options_.max_prefetched,
                    "at least 1");
+    check_argument(options_.max_wait_seconds > 0, "options.max_wait_seconds",
+                   options_.max_wait_seconds, "a positive time");
     check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");
     for (const auto& store : stores) check_argument(store != nullptr, "stores", "null", "tiers");
     if constexpr (requires { cache.tree_id(); })
