@@ -79,7 +79,8 @@ run_tests() {
   last=build/$preset/Testing/Temporary/LastTest.log
   wait  # for what was begun beside the build
   say "running the tests of $preset"
-  (cd "build/$preset" && ctest -j "$(jobs)" --output-on-failure --no-tests=error "$@") 2>&1 |
+  # One more than builds have: some tests wait.
+  (cd "build/$preset" && ctest -j "$(($(jobs) + 1))" --output-on-failure --no-tests=error "$@") 2>&1 |
     tee "$log" || status=$?
   while read -r name outcome; do
     case $outcome in
