@@ -16,11 +16,8 @@ if(CHUNKATTN_SANITIZE)
 endif()
 
 # An option for what would take more than 1 GB: g++ then looks for what it no longer needs more often, which takes a
-# quarter of its time. Hardly optimised, as for tests, nothing takes 1.2 GB.
-set(chunkattn_spare_memory "")
-if(CHUNKATTN_SANITIZE OR NOT CHUNKATTN_BUILD_TESTS)
-  set(chunkattn_spare_memory "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-expand=30>")
-endif()
+# quarter of its time.
+set(chunkattn_spare_memory "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-expand=30>")
 
 # Whether what most units include is compiled once for all of the same options: in a run of all tests. (ccache keeps
 # nothing that uses it.)
