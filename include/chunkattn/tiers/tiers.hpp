@@ -41,15 +41,17 @@ class MemoryTier final : public TierStore {
   bool put(const Key& key, const Record& record, const std::atomic<bool>&) override {
     if (record->size() > max_bytes_) return false;
     const std::lock_guard lock(mutex_);
+    decltype(order_) made{{key, record}};
+    decltype(entries_) entry{{key, made.begin()}};
+    entries_.reserve(entries_.size() + 1);  // nothing below needs memory
     forget(key);
     while (bytes_ > max_bytes_ - record->size()) {
       const Key oldest = order_.back().first;
       forget(oldest);
       notify(oldest, false);
     }
-    decltype(order_) made{{key, record}};  // all or nothing, where there is no memory
-    entries_.emplace(key, made.begin());
     order_.splice(order_.begin(), made);
+    entries_.merge(entry);
     bytes_ += record->size();
     notify(key, true);
     return true;
