@@ -169,8 +169,8 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     const std::int64_t copies = (capturing ? *state_.limits_.max_copies : view.num_copies) * heads;
     constexpr int at_once = has_row_scales<T>
                                 ? detail::cuda::small_threads / 64  // two warps each
-                                : detail::cuda::written_lines(std::max(HeadDim, ValueDim));
-    const int grid = state_.small_grid(std::max((lines + at_once - 1) / at_once, copies));
+                                : detail::cuda::written_lines((std::max)(HeadDim, ValueDim));
+    const int grid = state_.small_grid((std::max)((lines + at_once - 1) / at_once, copies));
     detail::cuda::launch("write_kernel",
                          state_.template kernel<detail::cuda::WriteKernel<T, Source>>(capturing),
                          grid, detail::cuda::small_threads, 0, stream,

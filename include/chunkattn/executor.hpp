@@ -72,7 +72,7 @@ class ThreadPool {
     detail::check_argument(
         num_threads <= max_threads, "num_threads", num_threads,
         {"at most ", max_threads, ", or 0 for as many as there are CPUs to use"});
-    if (num_threads == 0) num_threads = std::min(detail::default_threads(), max_threads);
+    if (num_threads == 0) num_threads = (std::min)(detail::default_threads(), max_threads);
     concurrency_ = num_threads;
     start();
   }

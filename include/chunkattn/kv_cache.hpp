@@ -92,12 +92,12 @@ class KvCache<Cpu, T> {
   /// \throws std::bad_alloc   with no layer changed
   void grow(std::size_t num_chunks) {
     detail::check_argument(
-        num_chunks <= std::min(max_pool_chunks, (std::size_t{1} << 62) / bytes_per_chunk()),
+        num_chunks <= (std::min)(max_pool_chunks, (std::size_t{1} << 62) / bytes_per_chunk()),
         "num_chunks", num_chunks, "at most 2^31 - 1 chunks, and 2^62 bytes of K and V");
     const std::size_t per_slab = std::size_t{1} << slab_shift_;
     const std::size_t slabs = (num_chunks + per_slab - 1) / per_slab;
     if (slabs > num_slabs_) add_slabs(slabs);
-    num_chunks_ = std::max(num_chunks_, num_chunks);
+    num_chunks_ = (std::max)(num_chunks_, num_chunks);
   }
 
   /// A view of K and V of layer `index`, for all chunks that the tree has handed out so far. Call
@@ -209,7 +209,7 @@ class KvCache<Cpu, T> {
 
   // Memory for slabs [num_slabs_, slabs) of every layer, or an exception and of none.
   CHUNKATTN_COLD void add_slabs(std::size_t slabs) {
-    if (slabs > table_capacity_) new_tables(std::max(slabs, 2 * table_capacity_ + 8));
+    if (slabs > table_capacity_) new_tables((std::max)(slabs, 2 * table_capacity_ + 8));
     std::vector<Memory> made((slabs - num_slabs_) * tables_.size());
     for (Memory& slab : made) slab = allocate(chunk_bytes() << slab_shift_);
     memory_.push_back(std::move(made));

@@ -38,7 +38,7 @@ class Sequence {
   static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per chunk
 
   /// All of a sequence's tokens, for fork().
-  static constexpr std::size_t whole = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t whole = (std::numeric_limits<std::size_t>::max)();
 
   Sequence() = default;
 
@@ -74,7 +74,7 @@ class Sequence {
   }
   /// Leading tokens that other live sequences have, too: their K/V stays when this one leaves.
   [[nodiscard]] std::size_t num_shared() const {
-    return std::min(size(), detail::to_size(core().sequences.num_shared(handle_.index)));
+    return (std::min)(size(), detail::to_size(core().sequences.num_shared(handle_.index)));
   }
   /// Positions from size() on that steps have reserved for drafts and expected outputs.
   [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }

@@ -176,12 +176,12 @@ class [[nodiscard]] Step {
   /// \throws InvalidArgument for a sequence of another tree or one that is in this step already,
   /// `max_tokens` of 0, and drafts whose parents do not fit them
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
-                              std::size_t max_tokens = std::numeric_limits<std::size_t>::max(),
+                              std::size_t max_tokens = (std::numeric_limits<std::size_t>::max)(),
                               const Drafts<token_type>& drafts = {}) {
     const bool known = drafts.count == 0;
     if (!known || !drafts.parents.empty()) [[unlikely]]
       check_drafts(drafts);
-    const std::size_t count = known ? std::min(drafts.tokens.size(), max_tokens) : drafts.count;
+    const std::size_t count = known ? (std::min)(drafts.tokens.size(), max_tokens) : drafts.count;
     return add_with(sequence, max_tokens, {limited(count), known, drafts.parents}, drafts.tokens);
   }
 
@@ -190,14 +190,14 @@ class [[nodiscard]] Step {
   /// AddResult::blocked_index() is the first that could not be.
   /// \throws InvalidArgument, with none added, as add() of one sequence; the message has its index
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>> sequences,
-                              std::size_t max_tokens = std::numeric_limits<std::size_t>::max()) {
+                              std::size_t max_tokens = (std::numeric_limits<std::size_t>::max)()) {
     return add_all(sequences.size(), max_tokens,
                    [sequences](std::size_t i) -> Sequence<Tree>& { return sequences[i]; });
   }
   /// Adds the next tokens of many sequences, as the other overload does, where their handles are
   /// not in one array. None of the pointers may be null.
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>* const> sequences,
-                              std::size_t max_tokens = std::numeric_limits<std::size_t>::max()) {
+                              std::size_t max_tokens = (std::numeric_limits<std::size_t>::max)()) {
     for (std::size_t i = 0; i < sequences.size(); ++i)
       if (sequences[i] == nullptr) [[unlikely]]
         fail_handle(i, "null", "a sequence");
@@ -330,7 +330,7 @@ class [[nodiscard]] Step {
       status.waits_for_ = handle_.tree().core.sequences.id_of(outcome.waits_for);
   }
   static std::int32_t limited(std::size_t n) noexcept {
-    return static_cast<std::int32_t>(std::min(n, std::size_t{detail::max_length}));
+    return static_cast<std::int32_t>((std::min)(n, std::size_t{detail::max_length}));
   }
 
   detail::StepHandle<Tree> handle_;

@@ -107,7 +107,7 @@ struct InsertOptions {
   std::size_t public_length = 0;
   /// Tokens from this position on are computed even if their K/V is cached (for prompt
   /// log-probabilities). Their K/V stays shared and is not written again.
-  std::size_t max_reuse = std::numeric_limits<std::size_t>::max();
+  std::size_t max_reuse = (std::numeric_limits<std::size_t>::max)();
   /// Whether the last token of the prompt is computed even if its K/V is cached, because its logits
   /// are needed. False for a sequence that continues with append().
   bool compute_last = true;
@@ -252,9 +252,9 @@ concept RetentionPolicy = requires(const R& policy, int priority) {
 struct NoRetention {
   static constexpr bool retains = false;  ///< unused chunks are freed at once
   /// Of no effect: nothing is cached.
-  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
   /// Of no effect.
-  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
   /// One level.
@@ -267,9 +267,9 @@ struct Lru {
   /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
   /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
   /// at once. `max_pool_chunks` keeps everything.
-  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
-  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
   /// If set: PrefixTree::expire() evicts what was not used for so long.
@@ -284,9 +284,9 @@ struct Priority {
   /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
   /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
   /// at once. `max_pool_chunks` keeps everything.
-  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
-  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
   /// If set: PrefixTree::expire() evicts what was not used for so long.

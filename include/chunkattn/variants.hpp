@@ -59,13 +59,13 @@ struct At {
 /// Expression: the smaller of a and b.
 template <class A, class B>
   requires Operands<A, B>
-CHUNKATTN_INLINE constexpr auto min(A a, B b) noexcept {
+CHUNKATTN_INLINE constexpr auto(min)(A a, B b) noexcept {
   return apply<Operation::min>(a, b);
 }
 /// Expression: the larger of a and b.
 template <class A, class B>
   requires Operands<A, B>
-CHUNKATTN_INLINE constexpr auto max(A a, B b) noexcept {
+CHUNKATTN_INLINE constexpr auto(max)(A a, B b) noexcept {
   return apply<Operation::max>(a, b);
 }
 /// Expression: the hyperbolic tangent, within about two units in the last place.

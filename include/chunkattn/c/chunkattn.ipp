@@ -256,7 +256,7 @@ inline AnyVariant variant_of(const chunkattn_variant* given, std::int32_t num_qo
   check_argument(!caps || !sinks, "variant.sinks", static_cast<const void*>(variant.sinks),
                  "null beside soft_cap");
   const SlidingWindow window{variant.window != 0 ? variant.window
-                                                 : std::numeric_limits<std::int32_t>::max()};
+                                                 : (std::numeric_limits<std::int32_t>::max)()};
   if (caps) return combine(SoftCap{variant.soft_cap}, window);
   if (sinks) return combine(Sinks{std::span(variant.sinks, to_size(num_qo_heads))}, window);
   if (variant.window != 0) return window;

@@ -94,7 +94,7 @@ class AdmissionQueue {
   /// another tree, with the ranks as they were.
   void rank(const Tree& tree, std::span<const Sequence> running) {
     const detail::TreeCore& core = detail::TreeAccess::core(tree);
-    marks_.resize(std::max(marks_.size(), core.topology.num_indices()));
+    marks_.resize((std::max)(marks_.size(), core.topology.num_indices()));
     const std::uint64_t mark = ++calls_;
     for (std::size_t i = 0; i < running.size(); ++i) {
       if (running[i].tree_id() != core.id) [[unlikely]]
@@ -166,7 +166,7 @@ class AdmissionQueue {
       detail::NodeIndex n = entry.match.last;
       while (n != detail::root_node && !is_running(n)) n = core.topology.node(n).parent;
       result.shared =
-          std::min(detail::to_size(core.topology.node(n).end()), found.cached + found.pending);
+          (std::min)(detail::to_size(core.topology.node(n).end()), found.cached + found.pending);
     }
     tree_ = core.id;
     publications_ = publications;
@@ -180,7 +180,7 @@ class AdmissionQueue {
       match.last = n->parent;  // it was split, and its lower half has kept its name
       n = &core.topology.node(match.last);
     }
-    match.used = std::min(match.length - n->position, n->length);  // its end may be evicted
+    match.used = (std::min)(match.length - n->position, n->length);  // its end may be evicted
     match.used -= match.used % core.prefixes.unit();
     match.length = n->position + match.used;
     return true;

@@ -82,7 +82,7 @@ class Checkpoints {
   }
   /// The next position at which a checkpoint is wanted: where the prompt leaves what another one
   /// has, exact to the token, and before its last token. Sequence::whole if none is. So that rows
-  /// end there: `step.add(s, std::min(max_tokens, states.next(s) - s.num_scheduled()))`.
+  /// end there: `step.add(s, (std::min)(max_tokens, states.next(s) - s.num_scheduled()))`.
   [[nodiscard]] std::size_t next(const Sequence& sequence) const {
     const std::int32_t position = nodes_.next(index_of(sequence));
     return position == detail::none ? Sequence::whole : detail::to_size(position);

@@ -93,9 +93,9 @@ struct CacheHooks {
 struct CachePolicy {
   static constexpr bool retains = true;  ///< unused chunks stay until others are needed
   /// As of Lru.
-  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
   /// As of Lru.
-  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
   /// As of Lru.
   std::size_t max_pinned = 0;
   /// Whether to evict within a level what is worth least by what was used again before

@@ -101,7 +101,7 @@ struct Reference {
   /// 200,000 values the worst lost 30 of the 32 roundings that 4,096 or more are allowed).
   [[nodiscard]] double sum_error(std::size_t line) const {
     const double n = line < num_tokens.size() ? num_tokens[line] : 0;
-    return (std::min(n, 64.0) + std::min(n / 64, 64.0)) / 4 * 0x1p-24;
+    return ((std::min)(n, 64.0) + (std::min)(n / 64, 64.0)) / 4 * 0x1p-24;
   }
 
   /// The most that such a kernel's lse may differ: the roundings of the logit and of the sum.
@@ -112,7 +112,7 @@ struct Reference {
 
   /// The most that a logit of query-head row row * num_qo_heads + head may differ.
   [[nodiscard]] double logit_error(std::size_t line, Rounding rounding) const {
-    const double sums = std::max(4.0, std::sqrt(static_cast<double>(head_dim))) * 0x1p-24;
+    const double sums = (std::max)(4.0, std::sqrt(static_cast<double>(head_dim))) * 0x1p-24;
     const double coarse =
         rounding.query_of_largest > 0 ? rounding.query_of_largest * coarse_logit[line] : 0;
     return (rounding.logit + sums) * logit_size[line] + coarse;
@@ -212,8 +212,8 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
   std::vector<bool> visible(seen.count, true);
   double largest_query = 0;
   for (std::size_t i = 0; i < dim; ++i)
-    largest_query = std::max(largest_query, std::abs(static_cast<double>(to_float(query[i]))));
-  double largest = -std::numeric_limits<double>::max();
+    largest_query = (std::max)(largest_query, std::abs(static_cast<double>(to_float(query[i]))));
+  double largest = -(std::numeric_limits<double>::max)();
   if (variant.sink && variant.sink(at.head) > largest) largest = variant.sink(at.head);
   for (std::size_t t = 0; t < seen.count; ++t) {
     at.kv_idx = seen.position[t];
@@ -232,10 +232,10 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
     if (logits[t] > largest) largest = logits[t];
     size *= scale * variant.gain;  // an infinite one has no rounding error
     if (variant.logit) size += std::abs(logits[t]);
-    if (size > result.logit_size[line] && size <= std::numeric_limits<double>::max())
+    if (size > result.logit_size[line] && size <= (std::numeric_limits<double>::max)())
       result.logit_size[line] = size;
     const double coarse = largest_query * keys * scale * variant.gain;
-    if (coarse > result.coarse_logit[line] && coarse <= std::numeric_limits<double>::max())
+    if (coarse > result.coarse_logit[line] && coarse <= (std::numeric_limits<double>::max)())
       result.coarse_logit[line] = coarse;
   }
   result.num_tokens[line] = static_cast<int>(std::count(visible.begin(), visible.end(), true));
@@ -245,7 +245,7 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
     if (!visible[t]) continue;
     const double p = std::exp(logits[t] - largest);
     sum += p;
-    largest_weight = std::max(largest_weight, p * std::abs(seen.v_scale[t]));
+    largest_weight = (std::max)(largest_weight, p * std::abs(seen.v_scale[t]));
     for (std::size_t i = 0; i < value_dim; ++i) {
       out[i] += p * seen.v[t * value_dim + i];
       abs_v[i] += p * std::abs(seen.v[t * value_dim + i]);
@@ -333,7 +333,7 @@ template <class X>
     if (detail::is_nan(got) && detail::is_nan(reference.out[i]))
       ratio = error = 0;
     else if (detail::is_nan(ratio))
-      ratio = std::numeric_limits<double>::max();
+      ratio = (std::numeric_limits<double>::max)();
     if (ratio > report.worst) {
       report.worst = ratio;
       report.index = i;

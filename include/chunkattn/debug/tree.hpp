@@ -58,7 +58,7 @@ void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
     info.cached = node.retained;
     info.name_space = node.name_space;
     info.first_tokens.clear();
-    detail::for_first_tokens(tree, node, std::min(known, std::max(max_tokens, 0)),
+    detail::for_first_tokens(tree, node, (std::min)(known, (std::max)(max_tokens, 0)),
                              [&](const auto& token) { info.first_tokens.push_back(token); });
     f(std::as_const(info));
   });

@@ -65,8 +65,8 @@ class CacheMirror {
   /// without what is pending, and under Sharing::chunk in whole chunks.
   [[nodiscard]] std::size_t match_prefix(std::span<const Token> prompt,
                                          const InsertOptions& options = {}) const {
-    return std::min(mirror_.match(prompt, options.name_space, options.public_length),
-                    options.max_reuse);
+    return (std::min)(mirror_.match(prompt, options.name_space, options.public_length),
+                      options.max_reuse);
   }
 
  private:

@@ -40,10 +40,11 @@ class BlockTable {
   /// \throws InvalidArgument, with the table unchanged, for a `kv_len` of 0 or more than the
   ///         sequence has, and if Sharing::token has left chunks of it partly used
   template <PlacedSequence Sequence>
-  void add(const Sequence& sequence, std::size_t kv_len = std::numeric_limits<std::size_t>::max()) {
+  void add(const Sequence& sequence,
+           std::size_t kv_len = (std::numeric_limits<std::size_t>::max)()) {
     const std::size_t known = sequence.size() + sequence.num_reserved();
-    if (kv_len == std::numeric_limits<std::size_t>::max())
-      kv_len = std::max(sequence.size(), sequence.num_scheduled());
+    if (kv_len == (std::numeric_limits<std::size_t>::max)())
+      kv_len = (std::max)(sequence.size(), sequence.num_scheduled());
     if (kv_len < 1 || kv_len > known) [[unlikely]]
       detail::fail_argument("kv_len", kv_len,
                             {"from 1 to the sequence's ", known, " known and reserved tokens"});
@@ -81,8 +82,8 @@ class BlockTable {
     if constexpr (requires { sequence.id() == row.sequence; })
       detail::check_argument(sequence.id() == row.sequence, "row", "of another sequence",
                              "the row that Step::add() gave for the sequence");
-    add(sequence, std::min(static_cast<std::size_t>(std::int64_t{row.position} + row.num_rows),
-                           static_cast<std::size_t>(sequence.num_scheduled())));
+    add(sequence, (std::min)(static_cast<std::size_t>(std::int64_t{row.position} + row.num_rows),
+                             static_cast<std::size_t>(sequence.num_scheduled())));
     qo_indptr_.back() += row.num_rows;
   }
 

@@ -18,10 +18,10 @@ template <class T>
   const auto even = [&](std::int64_t stride_page, std::int64_t stride_token) {
     return pages.chunk_size == 1 || stride_page == pages.chunk_size * stride_token;
   };
-  bool joins =
-      pages.k_slabs == nullptr && pages.v_slabs == nullptr &&
-      even(pages.stride_chunk, pages.stride_token) &&
-      std::int64_t{pages.num_chunks} * pages.chunk_size <= std::numeric_limits<std::int32_t>::max();
+  bool joins = pages.k_slabs == nullptr && pages.v_slabs == nullptr &&
+               even(pages.stride_chunk, pages.stride_token) &&
+               std::int64_t{pages.num_chunks} * pages.chunk_size <=
+                   (std::numeric_limits<std::int32_t>::max)();
   if (pages.value_dim != 0) joins = joins && even(pages.v_stride_chunk, pages.v_stride_token);
   if constexpr (has_row_scales<T>)  // those of a chunk's tokens are neighbours
     joins = joins && pages.k_scale_slabs == nullptr && pages.v_scale_slabs == nullptr &&

@@ -113,7 +113,7 @@ class FileTier final : public TierStore {
     return files_.put(key, *record, cancelled);
   }
   [[nodiscard]] Record get(const Key& key, const std::atomic<bool>& cancelled) override {
-    return get_at_most(key, std::numeric_limits<std::size_t>::max(), cancelled);
+    return get_at_most(key, (std::numeric_limits<std::size_t>::max)(), cancelled);
   }
   [[nodiscard]] Record get_at_most(const Key& key, std::size_t bytes,
                                    const std::atomic<bool>& cancelled) override {

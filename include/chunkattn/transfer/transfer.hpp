@@ -223,7 +223,7 @@ template <PlacedSequence Sequence, KvProvider Cache>
   SwappedSequence<typename Sequence::token_type> swapped;
   swapped.tokens = sequence.tokens();
   swapped.written = sequence.num_written();
-  swapped.shared = std::min(sequence.num_shared(), swapped.written);
+  swapped.shared = (std::min)(sequence.num_shared(), swapped.written);
   swapped.options = sequence.options();
   swapped.tree_id = sequence.tree_id();
   swapped.weights_epoch = sequence.weights_epoch();
@@ -264,11 +264,11 @@ template <class Tree, KvProvider Cache>
   if (outdated || length == 0 || sequence->num_written() < swapped.shared) return sequence;
   sequence->take_over();              // what another sequence is still to write is here
   std::size_t end = swapped.written;  // a token whose K/V is loaded is not computed
-  if (swapped.options.compute_last) end = std::min(end, swapped.tokens.size() - 1);
+  if (swapped.options.compute_last) end = (std::min)(end, swapped.tokens.size() - 1);
   const auto load_end = static_cast<std::int32_t>(end);
   for (TokenRange range = sequence->loadable(); range.begin < load_end && !range.empty();
        range = sequence->loadable()) {
-    range.length = std::min(range.length, load_end - range.begin);
+    range.length = (std::min)(range.length, load_end - range.begin);
     scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), held);
     sequence->mark_loaded(range);
   }

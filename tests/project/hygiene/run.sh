@@ -360,6 +360,24 @@ END
       echo '#include <chunkattn/chunkattn.hpp>'
     } >"$work/hostile.cpp"
     "$cxx" -std=c++20 -fsyntax-only -I include "$work/hostile.cpp" || fail "a user's macro breaks a header"
+    # <windows.h> without NOMINMAX has two with parameters; libstdc++ takes them away where it is included first.
+    {
+      system_headers
+      echo '#define min(a, b) (((a) < (b)) ? (a) : (b))'
+      echo '#define max(a, b) (((a) > (b)) ? (a) : (b))'
+      find include -name '*.hpp' ! -path '*/isa/*' | sort | sed -E 's~include/(.*)~#include <\1>~'
+      printf '#if !defined(min) || !defined(max)\n#error a header took the macros away\n#endif\n'
+    } >"$work/min_max.cpp"
+    "$cxx" -std=c++20 -fsyntax-only -I include "$work/min_max.cpp" || fail "min or max as a macro breaks a header"
+    if (find_clang >/dev/null && echo '#include <version>' | "$clang" -stdlib=libc++ -x c++ -fsyntax-only - 2>/dev/null); then
+      find_clang
+      # Here they come before the standard library, as a user's may.
+      sed '/^#if __has_include/,/^#endif/d' "$work/min_max.cpp" >"$work/min_max_first.cpp"
+      "$clang" -std=c++20 -stdlib=libc++ -fsyntax-only -I include "$work/min_max_first.cpp" ||
+        fail "min or max as a macro breaks a header with $clang and libc++"
+    else
+      echo "left out: min and max as macros before libc++, which is not here"
+    fi
     echo "no foreign macro breaks the headers, no macro of ours lacks the prefix"
     ;;
   includes)

@@ -34,7 +34,7 @@ struct GhostKey {
   }
   /// Never 0, which is no key.
   [[nodiscard]] static std::uint32_t finish(std::uint64_t hash) noexcept {
-    return std::max(Prefixes::finish_hash(hash), 1u);
+    return (std::max)(Prefixes::finish_hash(hash), 1u);
   }
   /// That of the tokens from slot `first` of a node on; 0 where they do not stand together.
   [[nodiscard]] static std::uint32_t of(const Topology& topology, const Tokens& tokens,
@@ -268,7 +268,7 @@ class CacheOrder final : public EvictionOrder {
   // ---- learning ------------------------------------------------------------------------------
 
   [[nodiscard]] std::uint32_t chunks_of(std::int32_t length) const noexcept {
-    return static_cast<std::uint32_t>(std::max(1, topology_.geometry.chunks_for(length)));
+    return static_cast<std::uint32_t>((std::max)(1, topology_.geometry.chunks_for(length)));
   }
   /// Chunks of tokens that were new to the tree so far.
   [[nodiscard]] std::uint32_t now() const noexcept {

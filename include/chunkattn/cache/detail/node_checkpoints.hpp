@@ -51,7 +51,7 @@ class NodeCheckpoints final : public NodeObserver {
   /// \param readable  leading tokens whose K/V is there
   std::int32_t resume(SequenceIndex s, std::int32_t readable) noexcept {
     SequenceRecord& record = sequences_[s];
-    const std::int32_t i = nearest(record.tail, std::min(record.cursor, readable));
+    const std::int32_t i = nearest(record.tail, (std::min)(record.cursor, readable));
     record.cursor = i == none ? 0 : table_[i].position;
     if (i != none) table_.touch(i);
     return i;
@@ -64,7 +64,7 @@ class NodeCheckpoints final : public NodeObserver {
     if (record.cursor >= end) return none;
     NodeIndex n = record.tail;
     if (topology_.node(n).state == NodeState::stale) return none;
-    std::int32_t next = none, left = std::max(1, max_per_path_ - 1);
+    std::int32_t next = none, left = (std::max)(1, max_per_path_ - 1);
     if (!table_.has(sequences_.node_of(s, end - 1), end)) next = end;
     for (; left > 0 && topology_.node(n).position > record.cursor; n = topology_.node(n).parent) {
       const std::int32_t position = topology_.node(n).position;

@@ -31,7 +31,7 @@ class Ghosts {
  public:
   /// Makes room for as many as `count`; 16 bytes each.
   void reserve(std::size_t count) {
-    std::size_t sets = std::max<std::size_t>(sets_.size(), 16);
+    std::size_t sets = (std::max<std::size_t>)(sets_.size(), 16);
     while (sets * ways < count) sets *= 2;
     if (sets == sets_.size()) return;
     Array<Set> grown(sets);
@@ -132,7 +132,7 @@ class ReuseModel {
   static constexpr int num_groups = 20;
   static_assert(num_groups < static_cast<int>(Candidates::max_groups));  // as renew_all() shifts
 
-  ReuseModel() { values_.fill(std::numeric_limits<std::uint64_t>::max()); }
+  ReuseModel() { values_.fill((std::numeric_limits<std::uint64_t>::max)()); }
 
   /// \param used  chunks in use
   static std::uint8_t gap_of(std::uint32_t age, std::size_t used) noexcept {
@@ -150,7 +150,7 @@ class ReuseModel {
   void fell_out_of_use(std::uint8_t group, std::uint32_t chunks, std::size_t used) noexcept {
     unused_[group] += chunks * one;
     since_update_ += chunks;
-    if (since_update_ < std::max<std::size_t>(4096, used / 2)) return;
+    if (since_update_ < (std::max<std::size_t>)(4096, used / 2)) return;
     since_update_ = 0;
     update();
   }
@@ -163,7 +163,7 @@ class ReuseModel {
   ReuseRecord used_again(const ReuseRecord& before, std::uint32_t age, std::uint32_t chunks,
                          std::size_t used) noexcept {
     was_used(before.group, age, chunks);
-    const auto uses = static_cast<std::uint8_t>(std::min(before.uses + 1, 255));
+    const auto uses = static_cast<std::uint8_t>((std::min)(before.uses + 1, 255));
     return {.uses = uses, .group = group_of(uses, gap_of(age, used))};
   }
   [[nodiscard]] std::uint64_t value(std::uint8_t group, std::uint32_t age) const noexcept {
@@ -183,7 +183,7 @@ class ReuseModel {
       const auto octave = static_cast<std::size_t>(std::bit_width(age)) - 1;
       bucket = 2 * octave + (age >> (octave - 1) & 1);
     }
-    return group * num_ages + std::min(bucket, num_ages - 1);
+    return group * num_ages + (std::min)(bucket, num_ages - 1);
   }
   /// The first age of a bucket.
   static std::uint64_t begin(std::size_t bucket) noexcept {
@@ -203,7 +203,7 @@ class ReuseModel {
         for (std::size_t b = a; b < num_ages; ++b) {
           used += hits[b];
           time += (begin(b + 1) - begin(b)) * (left[b] + left[b + 1]) / 4 + 1;
-          best = std::max(best, (used << 28) / time);
+          best = (std::max)(best, (used << 28) / time);
         }
         values_[group * num_ages + a] = best;
       }

@@ -18,7 +18,7 @@ namespace detail {
 /// What a policy grants a tenant.
 struct TenantTerms {
   std::uint32_t weight = 1;
-  std::uint64_t quota = std::numeric_limits<std::uint64_t>::max();  ///< tokens
+  std::uint64_t quota = (std::numeric_limits<std::uint64_t>::max)();  ///< tokens
 };
 
 /// Cached tokens by tenant. Tenants are named by the index of their record; 0 stands for what is
@@ -206,7 +206,7 @@ class TenantShares {
   void sink(std::int32_t at, const Share& share) noexcept {
     const auto size = static_cast<std::int32_t>(heap_.size());
     for (std::int32_t child; (child = 2 * at + 1) < size; at = child) {
-      const std::int32_t other = std::min(child + 1, size - 1);  // no branch: unpredictable
+      const std::int32_t other = (std::min)(child + 1, size - 1);  // no branch: unpredictable
       child += static_cast<std::int32_t>(has_more(heap_[to_size(other)], heap_[to_size(child)]));
       if (!has_more(heap_[to_size(child)], share)) break;
       put(at, heap_[to_size(child)]);

@@ -19,7 +19,7 @@ inline std::int32_t known_length(const TreeCore& core, const TreeNode& node) {
   if (node.tail_of == none) return node.length;
   const SequenceRecord& sequence = core.sequences[node.tail_of];
   return sequence.state == SequenceState::live
-             ? std::min(node.length, sequence.size - node.position)
+             ? (std::min)(node.length, sequence.size - node.position)
              : node.length;
 }
 
@@ -56,7 +56,7 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
   NodeText text;
   text.range = std::to_string(n.position) + ".." + std::to_string(n.end());
   const std::int32_t known = known_length(core, n);
-  const std::int32_t shown = std::max(0, std::min(known, max_tokens));
+  const std::int32_t shown = (std::max)(0, (std::min)(known, max_tokens));
   for_first_tokens(tree, n, shown, [&](const auto& token) {
     if (!text.tokens.empty()) text.tokens += ' ';
     text.tokens += token_text(token);

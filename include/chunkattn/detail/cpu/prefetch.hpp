@@ -99,14 +99,14 @@ class Prefetcher {
         product_tokens_(product_tokens - 1),
         early_left_(most_early()) {
     // A token has a line at least.
-    const int tokens = static_cast<int>(std::min<std::int64_t>(stream_tokens, early_left_));
-    early_left_ = std::min(early_left_, num_cache_lines(tokens) * (head_end - head_begin));
+    const int tokens = static_cast<int>((std::min<std::int64_t>)(stream_tokens, early_left_));
+    early_left_ = (std::min)(early_left_, num_cache_lines(tokens) * (head_end - head_begin));
   }
 
   /// Prefetches the first few KB at once.
   void start() noexcept {
     if (refill(products_, 1) == 0) refill(streams_, stream_lead);
-    cursor.left = granted_ = std::min(queued_, stream_lead);
+    cursor.left = granted_ = (std::min)(queued_, stream_lead);
     while (cursor.left > 0) cursor.advance(1);
     settle();
   }
@@ -125,7 +125,7 @@ class Prefetcher {
     // Not before the last blocks in which a quarter of the time suffices: what comes earlier is
     // pushed out of L2 by the products' own K and V.
     const bool soon = std::int64_t{spare} * blocks <= std::int64_t{early_left_} * 4;
-    const int early = std::min(static_cast<int>((early_left_ + blocks - 1) / blocks), spare);
+    const int early = (std::min)(static_cast<int>((early_left_ + blocks - 1) / blocks), spare);
     if (soon && early > 0) early_left_ -= refill(streams_, queued_ + early);
     cursor.left = granted_ = queued_;
     lead_ -= read;
@@ -134,9 +134,9 @@ class Prefetcher {
   /// the stream is not as far ahead as it should be.
   void grant_stream(int tokens) noexcept {
     const int read = num_cache_lines(tokens);
-    const int lines = read + std::max(0, stream_lead - lead_);
+    const int lines = read + (std::max)(0, stream_lead - lead_);
     refill(streams_, lines);
-    cursor.left = granted_ = std::min(lines, queued_);
+    cursor.left = granted_ = (std::min)(lines, queued_);
     lead_ -= read;
   }
   /// After the kernel.

@@ -83,7 +83,7 @@ struct CostModel {
     const double memory = bytes_per_token / bytes_per_ns;
     const double rate = product ? product_flops_per_ns : stream_flops_per_ns;
     const double compute = flops_per_token_line * lines / rate;
-    return fixed_ns + std::max(memory, compute) * (item.token_end - item.token_begin);
+    return fixed_ns + (std::max)(memory, compute) * (item.token_end - item.token_begin);
   }
 };
 
@@ -115,7 +115,7 @@ class Schedule {
   void derive(const PlanView& plan, const ScheduleOptions& options) {
     options_ = options;
     find_visible(plan);
-    const int fewest = ceil_div(plan.num_rows, std::max(1, options.max_lines / options.group));
+    const int fewest = ceil_div(plan.num_rows, (std::max)(1, options.max_lines / options.group));
     cut_rows(plan, fewest);
     const double total = total_ns();
     if (num_shared_items_ > 0 || !try_cut_rows_freely(plan, total)) {
@@ -149,14 +149,14 @@ class Schedule {
   // small enough to end together: cuts them so, and returns whether it is so. If not, other cuts
   // are to be made.
   bool try_cut_rows_freely(const PlanView& plan, double total_ns) {
-    const int wanted = blocks_for(std::max(options_.min_tasks, options_.min_free_tasks));
+    const int wanted = blocks_for((std::max)(options_.min_tasks, options_.min_free_tasks));
     const int fewest = static_cast<int>(row_blocks_.size());
     if (fewest >= wanted) return true;
     const double row_ns = total_ns / plan.num_rows + 1;
-    const int rows = std::max(ceil_div(ceil_div(plan.num_rows, wanted), 4),
-                              static_cast<int>(min_split_ns / row_ns) + 1);
+    const int rows = (std::max)(ceil_div(ceil_div(plan.num_rows, wanted), 4),
+                                static_cast<int>(min_split_ns / row_ns) + 1);
     const std::int64_t tokens = total_tokens();
-    cut_rows(plan, std::max(fewest, ceil_div(plan.num_rows, rows)));
+    cut_rows(plan, (std::max)(fewest, ceil_div(plan.num_rows, rows)));
     // More are read again where query tokens of one sequence were parted.
     return total_tokens() - tokens <= tokens / 20;
   }
@@ -171,12 +171,12 @@ class Schedule {
     if (options_.invariant) {  // there are no cuts along KV: as small as products are worth it
       int rows = ceil_div(num_rows, wanted);
       while (rows < num_rows && !uses_products(rows)) ++rows;
-      return std::max(fewest, num_rows / rows);
+      return (std::max)(fewest, num_rows / rows);
     }
     // Worth it where there is too little to read per line for as many cuts along KV.
     if (total_ns / (num_rows * group * split_line_ns()) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.
-    const int most = std::min(wanted, num_rows / ceil_div(options_.tile_lines, group));
+    const int most = (std::min)(wanted, num_rows / ceil_div(options_.tile_lines, group));
     for (int count = most; count > fewest; --count)
       if (16 * padded_lines(num_rows, count) <= 17 * num_rows * group) return count;
     return fewest;
@@ -213,16 +213,16 @@ class Schedule {
       if (s < 0) continue;
       ++ending_[to_size(s)];
       std::int32_t& kv_len = visible_[to_size(s)];
-      kv_len = std::max(kv_len, plan.row_kv_len[row]);
+      kv_len = (std::max)(kv_len, plan.row_kv_len[row]);
     }
     for (int s = plan.num_segments; s-- > 0;) {
       const Segment& segment = plan.segments[s];
       const std::int32_t kv_len = visible_[to_size(s)];
       if (segment.parent >= 0) {
         std::int32_t& above = visible_[to_size(segment.parent)];
-        above = std::max(above, kv_len);
+        above = (std::max)(above, kv_len);
       }
-      visible_[to_size(s)] = std::min(kv_len - segment.position, segment.length);
+      visible_[to_size(s)] = (std::min)(kv_len - segment.position, segment.length);
     }
   }
 
@@ -258,7 +258,8 @@ class Schedule {
       const std::int32_t whole =
           segment.length - (segment.position + segment.length) % block_tokens;
       const bool all_end = ending == segment.row_end - segment.row_begin;
-      list_item(s, begin, all_end ? end : std::min(whole, end), segment.row_begin, segment.row_end);
+      list_item(s, begin, all_end ? end : (std::min)(whole, end), segment.row_begin,
+                segment.row_end);
       if (all_end) continue;
       for (int row = segment.row_begin; row < segment.row_end && ending > 0; ++row) {
         const int first = row;
@@ -275,11 +276,11 @@ class Schedule {
     KeyRange hidden = options_.hidden[item.row_begin];
     std::int32_t kv_len = 0;
     for (int row = item.row_begin; row < item.row_end; ++row) {
-      hidden.begin = std::max(hidden.begin, options_.hidden[row].begin);
-      hidden.end = std::min(hidden.end, options_.hidden[row].end);
-      kv_len = std::max(kv_len, plan.row_kv_len[row]);
+      hidden.begin = (std::max)(hidden.begin, options_.hidden[row].begin);
+      hidden.end = (std::min)(hidden.end, options_.hidden[row].end);
+      kv_len = (std::max)(kv_len, plan.row_kv_len[row]);
     }
-    hidden.begin = std::min(hidden.begin, kv_len);
+    hidden.begin = (std::min)(hidden.begin, kv_len);
     if (options_.invariant) {  // whole blocks
       hidden.begin = ceil_div(hidden.begin, block_tokens) * block_tokens;
       hidden.end = hidden.end / block_tokens * block_tokens;
@@ -287,12 +288,12 @@ class Schedule {
     const std::int32_t position = plan.segments[item.segment].position;
     const auto list_part = [&](int begin, int end) {
       WorkItem part = item;
-      part.token_begin = std::max(part.token_begin, begin - position);
-      part.token_end = std::min(part.token_end, end - position);
+      part.token_begin = (std::max)(part.token_begin, begin - position);
+      part.token_end = (std::min)(part.token_end, end - position);
       if (part.token_begin < part.token_end) f(part);
     };
     if (hidden.size() == 0) hidden.end = hidden.begin;
-    list_part(0, std::min(hidden.begin, kv_len));
+    list_part(0, (std::min)(hidden.begin, kv_len));
     list_part(hidden.end, kv_len);
   }
 
@@ -313,8 +314,8 @@ class Schedule {
         const std::int32_t row_end = item.row_end;
         for (std::size_t b = first_block(row_begin);
              b < blocks && row_blocks_[b].row_begin < row_end; ++b) {
-          item.row_begin = std::max(row_begin, row_blocks_[b].row_begin);
-          item.row_end = std::min(row_end, row_blocks_[b].row_end);
+          item.row_begin = (std::max)(row_begin, row_blocks_[b].row_begin);
+          item.row_end = (std::min)(row_end, row_blocks_[b].row_end);
           const std::size_t list = 2 * b + (uses_products(item.row_end - item.row_begin) ? 0 : 1);
           if (options_.hidden == nullptr)
             f(list, item);
@@ -372,9 +373,9 @@ class Schedule {
       if (part < 1 && all_ns > room) {
         const double fraction = (room - CostModel::fixed_ns) / (all_ns - CostModel::fixed_ns);
         const double blocks = fraction * (item.token_end - item.token_begin) / block_tokens;
-        const int tokens = static_cast<int>(std::max(0.0, blocks) + 0.5) * block_tokens;
+        const int tokens = static_cast<int>((std::max)(0.0, blocks) + 0.5) * block_tokens;
         if (tokens == 0) return;
-        item.token_end = std::min(item.token_end, item.token_begin + tokens);
+        item.token_end = (std::min)(item.token_end, item.token_begin + tokens);
       }
       const double taken_ns = item_ns(item);
       add_item(item, taken_ns);
@@ -403,9 +404,9 @@ class Schedule {
       block.has_products = products.total > 0;
       const int lines = block.num_rows() * options_.group;
       // Fast products have small splits only where there would be less than half of the tasks.
-      const double target = std::max({min_split_ns, split_line_ns() * lines, share,
-                                      std::min(min_split_line_ns * lines, 2 * share)});
-      const int parts = few ? std::max(1, static_cast<int>(block.cost / target + 0.5)) : 1;
+      const double target = (std::max)({min_split_ns, split_line_ns() * lines, share,
+                                        (std::min)(min_split_line_ns * lines, 2 * share)});
+      const int parts = few ? (std::max)(1, static_cast<int>(block.cost / target + 0.5)) : 1;
       for (int part = 1; part <= parts; ++part) {
         open_split();
         take(products, static_cast<double>(part) / parts);
@@ -438,8 +439,8 @@ class Schedule {
       split.row_begin = item.row_begin;
       split.row_end = item.row_end;
     }
-    split.row_begin = std::min(split.row_begin, item.row_begin);
-    split.row_end = std::max(split.row_end, item.row_end);
+    split.row_begin = (std::min)(split.row_begin, item.row_begin);
+    split.row_end = (std::max)(split.row_end, item.row_end);
     split.cost += cost;
     split_items_.push_back(item);
     split.item_end = static_cast<std::int32_t>(split_items_.size());

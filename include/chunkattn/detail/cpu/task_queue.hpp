@@ -100,11 +100,11 @@ class TaskQueue {
     const double share = (job.left - part_cost * at) / (2.0 * threads_);
     // At most `most` pieces of `cost` each, at least one.
     const auto within_share = [&](int most, double cost) {
-      return cost * most <= share ? most : std::max(1, static_cast<int>(share / cost));
+      return cost * most <= share ? most : (std::max)(1, static_cast<int>(share / cost));
     };
     if (part == 0 && (parts == 1 || job.size.cost <= share)) {
       const int heads =
-          within_share(std::min(job.size.max_heads, num_heads_ - head), job.size.cost);
+          within_share((std::min)(job.size.max_heads, num_heads_ - head), job.size.cost);
       task = {job.index, head, head + heads, 0, parts};
       return heads * parts;
     }

@@ -57,7 +57,7 @@ class ItemWalk {
     if (item_ == end_) return false;
     block.start(position(), item_->row_begin, item_->row_end);
     while (block.count < block_tokens && token_ < item_->token_end) {
-      const int count = std::min(
+      const int count = (std::min)(
           {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
       block.append({piece_->chunk, piece_->begin + within_, count});
       token_ += count;

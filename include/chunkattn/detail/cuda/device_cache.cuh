@@ -62,9 +62,9 @@ class KvCache<Cuda, T> {
     detail::check_argument(num_chunks <= max_slabs_ << slab_shift_, "num_chunks", num_chunks,
                            {"at most chunk_limit = ", max_slabs_ << slab_shift_});
     const std::size_t slabs = (num_chunks + per_slab() - 1) >> slab_shift_;
-    std::vector<detail::cuda::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
+    std::vector<detail::cuda::DeviceMemory> made((std::max)(slabs, slabs_.size()) - slabs_.size());
     if (made.empty()) {
-      num_chunks_ = std::max(num_chunks_, num_chunks);
+      num_chunks_ = (std::max)(num_chunks_, num_chunks);
       return;
     }
     check_no_capture(num_chunks);
@@ -74,7 +74,7 @@ class KvCache<Cuda, T> {
     std::vector<std::byte*> addresses = enter(made);
     std::move(made.begin(), made.end(), std::back_inserter(slabs_));
     addresses_ = std::move(addresses);
-    num_chunks_ = std::max(num_chunks_, num_chunks);
+    num_chunks_ = (std::max)(num_chunks_, num_chunks);
   }
 
   /// A view of K and V of layer `index`, in device memory, for all chunks that the tree has handed
@@ -136,7 +136,7 @@ class KvCache<Cuda, T> {
     detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
                            "false: on CUDA V has rows of its own");
     while (slab_shift_ < 16 && bytes_per_chunk() << slab_shift_ < slab_target) ++slab_shift_;
-    max_slabs_ = std::max<std::size_t>(1, (chunk_limit + per_slab() - 1) >> slab_shift_);
+    max_slabs_ = (std::max<std::size_t>)(1, (chunk_limit + per_slab() - 1) >> slab_shift_);
     table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(std::byte*));
     grow(num_chunks);
     write_check_ = detail::make_write_check(options, chunks_);

@@ -170,19 +170,19 @@ class DeviceState {
     const int per_block = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const int per_sm = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     int rows = limits_.max_rows * (limits_.num_qo_heads / limits_.num_kv_heads);
-    if (is_invariant()) rows = std::max(rows, invariant_tile_rows);
+    if (is_invariant()) rows = (std::max)(rows, invariant_tile_rows);
     occupancy_ = choose_occupancy(dims, rows, per_block, per_sm, wanted_blocks(dims));
     if constexpr (supported_head_dims(dims_of<std::int8_t>))
       quantized_occupancy_ =
           choose_occupancy(dims_of<std::int8_t>, rows, per_block, per_sm, wanted_blocks(dims));
-    int blocks = std::numeric_limits<int>::max();  // what the driver says of them counts
+    int blocks = (std::numeric_limits<int>::max)();  // what the driver says of them counts
     for (const UsedKernel* kernel = UsedKernels<HeadDim, ValueDim>::first;
          kernel != nullptr && occupancy_.num_stages > 0; kernel = kernel->next) {
-      blocks = std::min(blocks, kernel->load(shared_bytes()));
+      blocks = (std::min)(blocks, kernel->load(shared_bytes()));
       loaded_.push_back(kernel->address);
     }
-    if (blocks != std::numeric_limits<int>::max())
-      occupancy_.blocks_per_sm = std::min(blocks, most_blocks(dims));
+    if (blocks != (std::numeric_limits<int>::max)())
+      occupancy_.blocks_per_sm = (std::min)(blocks, most_blocks(dims));
     check_argument(occupancy_.blocks_per_sm > 0, "HeadDim", HeadDim,
                    "less on this device: its shared memory is too small");
     return device;
@@ -192,7 +192,7 @@ class DeviceState {
     return options_.reduce == CudaOptions::Reduce::batch_invariant;
   }
   [[nodiscard]] CostModel model() const noexcept {
-    return {options_.tuning, num_blocks(), std::max(occupancy_.tile_rows, usual_tile_rows),
+    return {options_.tuning, num_blocks(), (std::max)(occupancy_.tile_rows, usual_tile_rows),
             is_invariant()};
   }
 
@@ -403,7 +403,7 @@ class DeviceState {
 
   [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
     const std::int64_t most = std::int64_t{num_sms_} * 8;
-    return static_cast<int>(std::max(std::int64_t{1}, std::min(blocks, most)));
+    return static_cast<int>((std::max)(std::int64_t{1}, (std::min)(blocks, most)));
   }
 
   CudaOptions::Limits limits_;

@@ -32,8 +32,8 @@ static_assert(invariant_block % 64 == 0 && invariant_block <= 512 && invariant_t
 /// Which block holds the last position that a row sees.
 [[nodiscard]] inline std::int32_t last_block(const PlanView& plan, int row) noexcept {
   const Segment& segment = plan.segments[plan.row_segment[row]];
-  const std::int32_t seen = std::min(plan.row_kv_len[row], segment.position + segment.length);
-  return std::max(seen - 1, 0) / invariant_block;
+  const std::int32_t seen = (std::min)(plan.row_kv_len[row], segment.position + segment.length);
+  return (std::max)(seen - 1, 0) / invariant_block;
 }
 
 /// Makes the lists. Keeps its memory from call to call.
@@ -132,19 +132,19 @@ class InvariantSchedule {
         const Block& block = blocks_[to_size(first_block_[to_size(s)] + b)];
         if (block.wanted) list.merges.push_back(block.merge);
       }
-      stop = std::min(stop, first);
+      stop = (std::min)(stop, first);
     }
     std::reverse(list.merges.begin() + task.merge_begin, list.merges.end());
     task.merge_count = static_cast<std::int32_t>(list.merges.size()) - task.merge_begin;
     const std::int32_t most = *std::max_element(plan.row_kv_len + begin, plan.row_kv_len + end);
-    task.tokens = std::max(most - task.position_begin, 0);
+    task.tokens = (std::max)(most - task.position_begin, 0);
     task.tile_rows = invariant_tile_rows;
     list.add_tiles(task, begin * group_, end * group_, invariant_tile_rows);
   }
 
   void check_capacity(const ScheduleCapacity& capacity) const {
     check_argument(
-        to_size(list.num_partials) <= std::min<std::size_t>(capacity.partials, 0x7fffffff) &&
+        to_size(list.num_partials) <= (std::min<std::size_t>)(capacity.partials, 0x7fffffff) &&
             list.tasks.size() <= capacity.tasks && list.merges.size() <= capacity.merges,
         "limits.max_partial_rows", capacity.partials / to_size(partials(1)),
         {"at least ", list.num_partials / partials(1),

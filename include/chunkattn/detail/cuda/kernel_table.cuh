@@ -67,7 +67,7 @@ struct SmallKernel {
   template <class Arguments>
   static int load(void (*kernel)(Arguments), int) {
     load_kernel(kernel);
-    return std::numeric_limits<int>::max();
+    return (std::numeric_limits<int>::max)();
   }
 };
 template <class T, class Source>

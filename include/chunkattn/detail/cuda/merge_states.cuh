@@ -64,7 +64,7 @@ void merge_on_device(MergeStatesArguments<T> arguments, cudaStream_t stream) {
   }
   constexpr int warps = merge_threads / 32;
   const std::int64_t blocks =
-      std::min<std::int64_t>((arguments.lines + warps - 1) / warps, 1 << 16);
+      (std::min<std::int64_t>)((arguments.lines + warps - 1) / warps, 1 << 16);
   launch("merge_states_kernel", &merge_states_kernel<T>, static_cast<int>(blocks), merge_threads, 0,
          stream, arguments);
 }

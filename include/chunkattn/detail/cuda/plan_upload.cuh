@@ -55,7 +55,7 @@ struct UploadCounts {
   complete(limits.max_segments, 4 * limits.max_rows);
   complete(limits.max_pieces, 64 * limits.max_rows + 4096);
   complete(limits.max_copies, limits.max_rows);
-  complete(limits.max_partial_rows, 4 * std::min(limits.max_rows, 768) + 256);
+  complete(limits.max_partial_rows, 4 * (std::min)(limits.max_rows, 768) + 256);
   return limits;
 }
 
@@ -96,8 +96,8 @@ struct WorkspaceLayout {
     // With Reduce::batch_invariant at most a task and a merge for each row's each partial result.
     const std::int64_t partial_rows = *limits.max_partial_rows;
     capacity.tasks =
-        to_size(std::max(3 * tiles + merge_tasks + 1024, partial_rows + limits.max_rows));
-    capacity.merges = to_size(std::max(std::int64_t{16} * limits.max_rows + 1024, partial_rows));
+        to_size((std::max)(3 * tiles + merge_tasks + 1024, partial_rows + limits.max_rows));
+    capacity.merges = to_size((std::max)(std::int64_t{16} * limits.max_rows + 1024, partial_rows));
     capacity.partials = to_size(partial_rows * limits.num_qo_heads);
     num_schedules = 1 + limits.max_windows;
     offset[PlanArray::segments] = take<Segment>(to_size(*limits.max_segments));

@@ -207,7 +207,7 @@ CHUNKATTN_DEVICE float exp2(float x) {
 }
 
 /// The greater one; `a` where `b` is NaN and the other way round.
-CHUNKATTN_DEVICE float max(float a, float b) {
+CHUNKATTN_DEVICE float(max)(float a, float b) {
   return fmaxf(a, b);
 }
 

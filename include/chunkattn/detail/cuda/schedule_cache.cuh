@@ -43,7 +43,8 @@ struct KeptSchedule {
       const std::int32_t seen = plan.row_kv_len[row];
       if (ranges[row].size() == 0 || seen <= 0) continue;
       const KeyRange now = hidden(seen);
-      if (now.begin > ranges[row].begin || now.end < std::min(ranges[row].end, seen)) return false;
+      if (now.begin > ranges[row].begin || now.end < (std::min)(ranges[row].end, seen))
+        return false;
     }
     return list.keeps_blocks(plan) && std::abs(tokens_of(plan) - tokens) <= tokens / 8;
   }

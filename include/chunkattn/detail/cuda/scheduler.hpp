@@ -56,7 +56,7 @@ class Scheduler {
       // Pieces of one length, ever shorter, until they are a small part of the whole.
       for (std::int64_t n = 1; n == 1 || (n <= model.num_blocks && longest / n > best.ps / 16);
            n += 1 + n / 8)
-        for (const bool own : {false, true}) best = std::min(best, cut(longest / n + 1, own));
+        for (const bool own : {false, true}) best = (std::min)(best, cut(longest / n + 1, own));
     }
     check_argument(
         best.ps < never, "plan (tasks)", num_tasks_,
@@ -113,7 +113,7 @@ class Scheduler {
       return position + token + (beyond ? hidden.size() : 0);
     }
     void see(std::int32_t len, KeyRange hides) noexcept {
-      kv_len = std::max(kv_len, len);
+      kv_len = (std::max)(kv_len, len);
       hidden = common(hidden, hides);
     }
   };
@@ -125,12 +125,12 @@ class Scheduler {
 
     [[nodiscard]] std::int64_t ps(std::int64_t blocks) const noexcept {
       const std::int64_t waves = (long_items + blocks - 1) / blocks;
-      return std::max(std::max(memory_ps, work_ps) / blocks, waves * longest_ps);
+      return (std::max)((std::max)(memory_ps, work_ps) / blocks, waves * longest_ps);
     }
   };
 
   [[nodiscard]] static KeyRange common(KeyRange a, KeyRange b) noexcept {
-    return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+    return {(std::max)(a.begin, b.begin), (std::min)(a.end, b.end)};
   }
   [[nodiscard]] Run& run_at(int i) noexcept { return runs_[to_size(i)]; }
 
@@ -171,23 +171,23 @@ class Scheduler {
       const bool fresh = up < 0 || run_at(up).shared;
       run.above = fresh ? up : run_at(up).above;
       run.position = fresh ? segment.position : run_at(up).position;
-      if (run.hidden.begin <= run.position) run.position = std::max(run.position, run.hidden.end);
-      const KeyRange all{run.position, std::min(segment.position + segment.length, run.kv_len)};
+      if (run.hidden.begin <= run.position) run.position = (std::max)(run.position, run.hidden.end);
+      const KeyRange all{run.position, (std::min)(segment.position + segment.length, run.kv_len)};
       run.tokens = run.own && fresh ? 0 : all.size() - common(all, run.hidden).size();
       // Large tiles read K/V half as often, but there are half as many: only where every block has
       // one, in pieces that there is room for and beside whose length a task's start does not
       // count, of rows that none merge.
       const auto room = static_cast<std::int64_t>(capacity_.partials) / (run.rows() * heads + 1);
-      const auto pieces = std::min<std::int64_t>(num_tiles(run.tokens, 256), room + 1);
+      const auto pieces = (std::min<std::int64_t>)(num_tiles(run.tokens, 256), room + 1);
       const std::int64_t items = num_tiles(run.rows(), model_.most_tile_rows) * pieces * heads;
       const bool fills = items >= model_.num_blocks && (!run.own || run.above < 0);
       run.tile_rows = fills ? model_.most_tile_rows : usual_tile_rows;
       run.tiles = num_tiles(run.rows(), run.tile_rows);
-      const int height = tile_rows_for(std::min(run.rows(), run.tile_rows));
+      const int height = tile_rows_for((std::min)(run.rows(), run.tile_rows));
       const std::int64_t elements = std::int64_t{run.tokens} * (dims.k + dims.v);
       const std::int64_t bytes = elements * dims.stored;
-      run.ps = std::max(bytes * model_.alone_ps_per_kib / 1024,
-                        2 * elements * height * model_.ps_per_mflop / 1000000);
+      run.ps = (std::max)(bytes * model_.alone_ps_per_kib / 1024,
+                          2 * elements * height * model_.ps_per_mflop / 1000000);
       run.memory_ps = bytes * model_.ps_per_kib / 1024;
       const std::int64_t saves = (run.branches - run.tiles) * run.memory_ps;
       const std::int64_t partials_ps =
@@ -195,7 +195,7 @@ class Scheduler {
       const std::int64_t costs = partials_ps + run.tiles * model_.task_ps + model_.wait_ps;
       run.shared = run.own ? fresh : saves / price > costs;
       if (!run.own && !run.shared) run.tokens = 0;  // streamed by those below
-      if (run.tokens > 0) longest = std::max(longest, run.ps);
+      if (run.tokens > 0) longest = (std::max)(longest, run.ps);
     }
     return longest;
   }
@@ -210,13 +210,13 @@ class Scheduler {
     for (Run& run : runs_) {
       run.pieces = 0;
       if (run.tokens > 0 && (!run.own || own)) {
-        const int most = std::max(run.tokens / model_.min_split_tokens, 1);
+        const int most = (std::max)(run.tokens / model_.min_split_tokens, 1);
         const auto pieces =
             static_cast<int>(std::clamp<std::int64_t>(run.ps / piece_ps + 1, 1, most));
         run.piece_tokens = num_tiles(num_tiles(run.tokens, pieces), kv_tile) * kv_tile;
         run.pieces = num_tiles(run.tokens, run.piece_tokens);
       }
-      const std::int64_t pieces = std::max(run.pieces, 1);
+      const std::int64_t pieces = (std::max)(run.pieces, 1);
       run.merges = run.pieces + (run.above >= 0 ? run_at(run.above).merges : 0);
       if (run.tokens > 0) {
         Phase& phase = run.pieces > 0 ? first : last;
@@ -224,23 +224,23 @@ class Scheduler {
         const std::int64_t items = run.tiles * pieces * heads;
         phase.memory_ps += run.memory_ps * heads;
         phase.work_ps += items * ps;
-        phase.longest_ps = std::max(phase.longest_ps, ps);
+        phase.longest_ps = (std::max)(phase.longest_ps, ps);
         if (run.ps / pieces > piece_ps / 2) phase.long_items += items;
       }
       tasks += std::int64_t{run.tiles} * run.pieces;
       partials += std::int64_t{run.pieces} * run.rows() * heads;
       if (!run.own) continue;
-      const int rows = std::min(run.rows(), last_height(run));
+      const int rows = (std::min)(run.rows(), last_height(run));
       const std::int64_t writes = num_tiles(run.rows(), rows);
       const int in_a_row = merges_in_a_row(rows, dims.v, run.merges);
       tasks += writes;
       merges += run.merges;
-      if (run.merges > 0) end = std::max(end, model_.wait_ps + model_.merge_ps * in_a_row);
+      if (run.merges > 0) end = (std::max)(end, model_.wait_ps + model_.merge_ps * in_a_row);
       if (run.merges_only()) last.work_ps += writes * heads * model_.task_ps;
     }
     num_tasks_ = to_size(tasks);
     const bool fits = num_tasks_ <= capacity_.tasks && to_size(merges) <= capacity_.merges &&
-                      to_size(partials) <= std::min<std::size_t>(capacity_.partials, 0x7fffffff);
+                      to_size(partials) <= (std::min<std::size_t>)(capacity_.partials, 0x7fffffff);
     return {fits ? first.ps(blocks) + last.ps(blocks) + end : never, piece_ps, own};
   }
 
@@ -267,7 +267,7 @@ class Scheduler {
       task.segment = run.segment;
       task.position_begin = run.position_of(begin);
       task.position_end = i + 1 < run.pieces ? run.position_of(end) : open_end;
-      task.tokens = std::min(run.tokens, end) - begin;
+      task.tokens = (std::min)(run.tokens, end) - begin;
       pieces_.push_back(list_.add_chunk_first(task, run.row_begin, run.row_end, run.tile_rows,
                                               geometry_.num_kv_heads));
     }
@@ -291,7 +291,7 @@ class Scheduler {
     for (Task& t : std::span(list_.tasks).subspan(added)) {
       // Of a prefill the last rows see most.
       const int last = (t.row_begin + t.row_count - 1) / geometry_.group();
-      t.tokens = std::max(run.tokens - (run.kv_len - plan_.row_kv_len[last]), 0);
+      t.tokens = (std::max)(run.tokens - (run.kv_len - plan_.row_kv_len[last]), 0);
     }
   }
 

@@ -39,7 +39,7 @@ struct TaskList {
   void add_tiles(Task task, int begin, int end, int most) {
     const bool any_height = task.tile_rows == 0;
     for (task.row_begin = begin; task.row_begin < end; task.row_begin += most) {
-      task.row_count = std::min(end - task.row_begin, most);
+      task.row_count = (std::min)(end - task.row_begin, most);
       if (any_height) task.tile_rows = tile_rows_for(task.row_count);
       task.flag = static_cast<std::int32_t>(tasks.size());
       tasks.push_back(task);

@@ -332,9 +332,9 @@ class TileAttention {
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
         for (int j = 0; j < 2; ++j)
-          max[half] = ptx::max(max[half], s[half / 2][n][half % 2 * 2 + j]);
+          max[half] = (ptx::max)(max[half], s[half / 2][n][half % 2 * 2 + j]);
       for (int lanes = 1; lanes <= 2; lanes *= 2)
-        max[half] = ptx::max(max[half], ptx::shuffle_xor(max[half], lanes));
+        max[half] = (ptx::max)(max[half], ptx::shuffle_xor(max[half], lanes));
       moved = moved || max[half] > max_[half];
     }
     if (ptx::any(moved)) rescale(max);
@@ -394,7 +394,7 @@ class TileAttention {
 
   // In base 2, and finite from below even where a large scale meets a row that has seen nothing.
   CHUNKATTN_DEVICE float scaled_max(int half) const {
-    return ptx::max(max_[half] * args_.scale2, lowest_max2);
+    return (ptx::max)(max_[half] * args_.scale2, lowest_max2);
   }
   // All four lanes of the row take part.
   CHUNKATTN_DEVICE float sum_of_row(int half) const {

@@ -30,7 +30,7 @@ void check_kv_geometry(const Options& options, int chunk_size, std::size_t eleme
   check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
   std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
   const int factors[] = {options.num_layers, options.num_kv_heads,
-                         std::max(options.head_dim, value_dim), chunk_size};
+                         (std::max)(options.head_dim, value_dim), chunk_size};
   for (const int factor : factors) room /= static_cast<std::size_t>(factor);
   check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
                  "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "

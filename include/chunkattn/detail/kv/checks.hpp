@@ -67,11 +67,11 @@ template <class T>
   check_argument(chunk >= 0, "plan's chunk", chunk, "an index");
   for (int s = 0; s < plan.num_segments; ++s)
     for (int p = 0; p < plan.segments[s].num_pieces; ++p)
-      chunk = std::max(chunk, plan.pieces[plan.segments[s].piece_begin + p].chunk);
+      chunk = (std::max)(chunk, plan.pieces[plan.segments[s].piece_begin + p].chunk);
   if (plan.writes != nullptr)  // which a plan made by hand for run() alone may lack
-    for (int i = 0; i < plan.num_rows; ++i) chunk = std::max(chunk, plan.writes[i].chunk);
+    for (int i = 0; i < plan.num_rows; ++i) chunk = (std::max)(chunk, plan.writes[i].chunk);
   for (int i = 0; i < plan.num_copies; ++i)
-    chunk = std::max({chunk, plan.copies[i].source_chunk, plan.copies[i].target_chunk});
+    chunk = (std::max)({chunk, plan.copies[i].source_chunk, plan.copies[i].target_chunk});
   fail_argument("layer.num_chunks", view.num_chunks,
                 {"at least ", std::int64_t{chunk} + 1, ", which this plan needs: ",
                  view.tree_id != 0 ? "take the layer's view after the step is built"

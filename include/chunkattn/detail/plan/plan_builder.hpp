@@ -106,7 +106,7 @@ class PlanBuilder {
 
   /// Room left after a tail's pieces: a thousand tokens before the first move.
   static constexpr std::int32_t slack(std::int32_t chunk_size) noexcept {
-    return std::max(8, 1024 / chunk_size);
+    return (std::max)(8, 1024 / chunk_size);
   }
 
   // ---- rebuilding: walk up from each tail, then depth-first down over the marked nodes ---------

@@ -114,13 +114,13 @@ class Array {
   /// Makes room for `count` more elements, so that appending them cannot fail.
   void reserve_more(std::size_t count) {
     if (capacity_ - size_ < count) [[unlikely]]
-      grow(std::max(size_ + count, 2 * size_));
+      grow((std::max)(size_ + count, 2 * size_));
   }
   /// New elements are T{}, or `value`.
   void resize(std::size_t size, const T& value = T{}) {
     if (size > size_) {
       const T copy = value;  // it may lie in this array
-      if (size > capacity_) grow(std::max(size, 2 * size_));
+      if (size > capacity_) grow((std::max)(size, 2 * size_));
       while (size_ < size) data_[size_++] = copy;
     }
     size_ = size;
@@ -134,7 +134,7 @@ class Array {
   CHUNKATTN_INLINE void push_back(const T& value) {
     if (size_ == capacity_) [[unlikely]] {
       const T copy = value;
-      grow(std::max(std::size_t{1}, 2 * size_));
+      grow((std::max)(std::size_t{1}, 2 * size_));
       data_[size_++] = copy;
       return;
     }
@@ -185,7 +185,7 @@ class Array {
   }
 
   __attribute__((noinline)) void grow(std::size_t capacity) {
-    constexpr auto most = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max());
+    constexpr auto most = static_cast<std::size_t>((std::numeric_limits<std::ptrdiff_t>::max)());
     if (capacity > most / sizeof(T)) [[unlikely]]
       detail::fail_allocation();
     data_ = static_cast<T*>(

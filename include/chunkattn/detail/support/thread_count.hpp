@@ -21,12 +21,12 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// No limit to the number of threads.
-inline constexpr int no_quota = std::numeric_limits<int>::max();
+inline constexpr int no_quota = (std::numeric_limits<int>::max)();
 
 /// Takes the number that `text` begins with, after blanks, out of it; 0 if there is none or it is
 /// negative or beyond any quota.
 CHUNKATTN_COLD inline std::int64_t take_number(std::string_view& text) {
-  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  text.remove_prefix((std::min)(text.find_first_not_of(' '), text.size()));
   std::int64_t number = 0;
   for (; !text.empty() && text[0] >= '0' && text[0] <= '9'; text.remove_prefix(1)) {
     if (number > (std::int64_t{1} << 52)) return 0;
@@ -66,16 +66,16 @@ CHUNKATTN_COLD int cgroup_quota(const Read& read) {
     for (;; path = path.substr(0, path.rfind('/'))) {
       if (path == "/") path = "";
       const std::string group = mount + std::string(path) + '/';
-      least = std::min(least, is_v2 ? quota_of_v2(read(group + "cpu.max"))
-                                    : quota_of_v1(read(group + "cpu.cfs_quota_us"),
-                                                  read(group + "cpu.cfs_period_us")));
+      least = (std::min)(least, is_v2 ? quota_of_v2(read(group + "cpu.max"))
+                                      : quota_of_v1(read(group + "cpu.cfs_quota_us"),
+                                                    read(group + "cpu.cfs_period_us")));
       if (path.empty()) return;
     }
   };
   const std::string groups = read("/proc/self/cgroup");
   for (std::string_view rest = groups; !rest.empty();) {  // lines "id:controllers:/path"
     const std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    rest.remove_prefix((std::min)(line.size() + 1, rest.size()));
     const std::size_t first = line.find(':');
     const std::size_t second = line.find(':', first + 1);
     if (second == std::string_view::npos || line.substr(second + 1).substr(0, 1) != "/") continue;
@@ -115,14 +115,14 @@ CHUNKATTN_COLD inline int usable_cpus() {
     if (count > 0) return count;
   }
 #endif
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return (std::max)(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 /// Threads of a pool by default.
 #if CHUNKATTN_BODIES
 CHUNKATTN_COLD CHUNKATTN_FUNCTION int default_threads() {
 #if defined(__linux__)
-  return std::min(usable_cpus(), cgroup_quota(&read_file));
+  return (std::min)(usable_cpus(), cgroup_quota(&read_file));
 #else
   return usable_cpus();
 #endif

@@ -44,7 +44,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
   if (record.steps > 0 && (record.superseded > 0 || steps.any_void() ||
                            record.steps >= StepTable::max_in_flight)) [[unlikely]]
     return {AddResult::Reason::waits_for_step, none, steps.oldest_outstanding(s)};
-  std::int32_t length = std::min(max_tokens, slots_end - begin);
+  std::int32_t length = (std::min)(max_tokens, slots_end - begin);
   if (record.may_wait) {
     std::int32_t end = begin + length;
     const AddOutcome outcome = find_missing(s, end);
@@ -55,7 +55,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
   std::int32_t num_scratch = 0;
   if (begin + length == slots_end) {
     const DraftTree tree =
-        plant_drafts(step, drafts.parents, std::min(max_tokens - length, drafts.count));
+        plant_drafts(step, drafts.parents, (std::min)(max_tokens - length, drafts.count));
     entry.has_output = true;
     entry.drafts_known = drafts.known;
     entry.drafts = tree.main_branch;
@@ -94,7 +94,7 @@ CHUNKATTN_FUNCTION DraftTree TreeCore::plant_drafts(StepRecord& step,
                                                     std::int32_t count) {
   DraftTree tree{static_cast<std::int32_t>(step.entries.size()),
                  step.trees.empty() ? 0 : step.trees.back().end(), count, count};
-  parents = parents.first(std::min(parents.size(), to_size(count)));
+  parents = parents.first((std::min)(parents.size(), to_size(count)));
   std::int32_t next = none;  // of a chain
   if (std::all_of(parents.begin(), parents.end(), [&](auto parent) { return parent == next++; }))
     return tree;

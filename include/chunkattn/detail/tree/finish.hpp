@@ -104,7 +104,7 @@ CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
 
 CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexcept {
   if (!steps.any_void()) return;
-  before = std::max(before, steps.idle_before());
+  before = (std::max)(before, steps.idle_before());
   for (const auto& step : steps.all()) {
     if (step->state != StepState::abandoned || step->number >= before) continue;
     for (StepEntry& entry : step->entries) end_entry(*step, entry, sequences[entry.sequence]);
@@ -188,13 +188,13 @@ CHUNKATTN_FUNCTION void TreeCore::commit_general(StepEntry& entry, SequenceRecor
   record.size += count;
   record.reserved -= count;
   if (count <= entry.drafts || !on_main_branch) [[unlikely]] {
-    record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that slot
+    record.computed = (std::min)(record.computed, record.size - 1);  // a draft's, at that slot
     sequences.drop_reserved(record);
     record.cursor = record.size - 1;
-    tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
+    tail.scheduled = (std::min)(tail.scheduled, record.cursor - tail.position);
   }
   if (tail.written == first)  // else an earlier position is still to be computed
-    tail.set_written(std::min(record.computed, record.size) - tail.position);
+    tail.set_written((std::min)(record.computed, record.size) - tail.position);
 }
 
 }  // namespace detail

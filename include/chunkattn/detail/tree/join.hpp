@@ -34,7 +34,7 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::join(PathMatch match, const Joining& 
   std::int32_t position = match.length;
   while (position < prompt.published_end) {  // at most twice: the public part and the tenant's own
     const std::int32_t end = position < prompt.public_end
-                                 ? std::min(prompt.public_end, prompt.published_end)
+                                 ? (std::min)(prompt.public_end, prompt.published_end)
                                  : prompt.published_end;
     last = topology.add(last, space_at(how, position, prompt.public_end), prompt.level,
                         NodeState::published);
@@ -94,14 +94,14 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::fork(SequenceIndex s, std::int32_t le
   forked.priority = source.priority;
   forked.level = source.level;
   forked.size = length;
-  forked.cached = std::min(source.cached, length);
+  forked.cached = (std::min)(source.cached, length);
   forked.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
   retention.use_path(parent);
   sequences.add_tail(index, parent, topology.node(source.tail).name_space);
   TreeNode& copy = topology.node(forked.tail);
   copy.state = topology.node(source.tail).state;  // stale stays stale, also right below the root
-  forked.cursor =
-      std::min(copy.position + plan.rows, plan.is_computed && !compute_last ? length : length - 1);
+  forked.cursor = (std::min)(copy.position + plan.rows,
+                             plan.is_computed && !compute_last ? length : length - 1);
   if (plan.copied > 0) {
     topology.extend_apart(forked.tail, plan.copied);
     copy.written = copy.scheduled = plan.rows;
@@ -127,7 +127,7 @@ CHUNKATTN_FUNCTION TreeCore::ForkPlan TreeCore::plan_fork(SequenceIndex s,
   const TreeNode& n = topology.node(last);
   const bool in_tail = last == source.tail;
   const std::int32_t known = length - n.position;
-  const std::int32_t unwritten = std::max(0, known - n.written);
+  const std::int32_t unwritten = (std::max)(0, known - n.written);
   const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
   std::int32_t copied = own;
   if (options.sharing == Sharing::chunk)
@@ -177,9 +177,9 @@ CHUNKATTN_FUNCTION void TreeCore::resolve_pending(SequenceIndex s, const PathMat
       record.may_wait = true;
   }
   const auto limit = static_cast<std::int32_t>(
-      std::min(how.max_reuse, to_size(how.compute_last ? record.size - 1 : record.size)));
-  record.cached = std::min(written_end, limit);
-  record.cursor = std::min(own_begin, limit);
+      (std::min)(how.max_reuse, to_size(how.compute_last ? record.size - 1 : record.size)));
+  record.cached = (std::min)(written_end, limit);
+  record.cursor = (std::min)(own_begin, limit);
   ++stats.inserts;
   const std::size_t size = to_size(record.size), pending = to_size(own_begin - written_end);
   if (how.preempted) {

@@ -46,7 +46,7 @@ CHUNKATTN_FUNCTION void TreeCore::begin_leaving(SequenceIndex s) noexcept {
     TreeNode& n = topology.node(i);
     --n.live;
     ++n.held;
-    n.level = std::max(n.level, record.level);
+    n.level = (std::max)(n.level, record.level);
     if (n.writer == s && !is_used) reassign(i);
     i = n.parent;
   }
@@ -93,8 +93,8 @@ CHUNKATTN_FUNCTION void TreeCore::publish_tail(SequenceIndex s, bool may_merge) 
   const std::int32_t unit = prefixes.unit();
   for (NodeIndex i = first_unpublished(s); i != none; i = first_unpublished(s)) {
     const TreeNode& n = topology.node(i);
-    std::int32_t usable = std::min(n.length, end - n.position);
-    usable -= std::max(0, usable) % unit;
+    std::int32_t usable = (std::min)(n.length, end - n.position);
+    usable -= (std::max)(0, usable) % unit;
     if (n.length == 0 || usable < unit) return;
     const NodeIndex equal = prefixes.find_equal(n);
     if (equal == none) {
@@ -130,7 +130,7 @@ CHUNKATTN_FUNCTION void TreeCore::merge_into(SequenceIndex s, NodeIndex n, NodeI
   if (!topology.node(target).active()) retention.activate(target);
   ++topology.node(target).held;
   topology.node(target).level =
-      std::max(topology.node(target).level, topology.node(duplicate).level);
+      (std::max)(topology.node(target).level, topology.node(duplicate).level);
   if (rest != none)
     topology.move(rest, target);
   else

@@ -161,7 +161,7 @@ class Prefixes {
                                            std::int32_t count) const noexcept {
     std::int32_t common = 0;
     topology_.for_each_common_run(
-        n, other, std::min(count, n.length),
+        n, other, (std::min)(count, n.length),
         [&](ChunkIndex a, auto at_a, ChunkIndex b, auto at_b, std::int32_t run, auto done) {
           if (common == done) common += tokens_.common(a, at_a, b, at_b, run);
         });
@@ -225,7 +225,7 @@ class Prefixes {
       const ChunkRecord& chunk = chunks_[last];
       if (chunk.*holders == 0 && (chunk.nodes == 1 || !starts_below(match, i, last))) ++count;
       if (spans > 1 && chunks_[n.first_chunk].*holders == 0) ++count;
-      count += to_size(std::max(0, spans - 2));  // what lies between is its own
+      count += to_size((std::max)(0, spans - 2));  // what lies between is its own
       i = n.parent;
     }
     return count;

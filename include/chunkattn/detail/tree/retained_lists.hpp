@@ -19,7 +19,7 @@ struct RetainedList {
   /// Of a list: its level times this and, where the policy learns, the group.
   static constexpr std::int64_t keys_per_level = 32;
   /// Above whatever a policy says.
-  static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
+  static constexpr std::int64_t key_of_pinned = (std::numeric_limits<std::int64_t>::max)();
 
   std::int64_t key = 0;
   std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none

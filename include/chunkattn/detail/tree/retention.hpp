@@ -26,7 +26,7 @@ namespace detail {
 
 /// What the tree keeps of a policy: levels are worked out where a sequence joins. In chunks.
 struct RetentionRules {
-  static constexpr std::size_t no_watermark = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t no_watermark = (std::numeric_limits<std::size_t>::max)();
 
   bool retains = false;
   std::size_t high_watermark = no_watermark;
@@ -221,7 +221,7 @@ class Retention {
     while (stats_.used_chunks > chunks && evict_unpinned_chunk()) {
     }
     // Afterwards an unlimited pool grows again only as live sequences need it.
-    live_peak_ = std::min(live_peak_, std::max(chunks, stats_.used_chunks));
+    live_peak_ = (std::min)(live_peak_, (std::max)(chunks, stats_.used_chunks));
     return stats_.evicted_chunks - before;
   }
 
@@ -229,7 +229,7 @@ class Retention {
   std::size_t expire(std::uint64_t now) {
     check_argument(now >= time_, "now", now, {"at least ", time_, ", the last one"});
     // Until now no node was older than the ttl, so that ages fit in the 32 bits of a node.
-    const std::uint64_t passed = std::min<std::uint64_t>(now - time_, rules_.ttl);
+    const std::uint64_t passed = (std::min<std::uint64_t>)(now - time_, rules_.ttl);
     const std::uint64_t before = stats_.evicted_tokens;
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
       for (const RetainedList& list : lists_)
@@ -281,7 +281,7 @@ class Retention {
   /// within their highest use so far, and what is pinned.
   void evict_to_peak(std::size_t count) noexcept {
     const std::size_t live = stats_.used_chunks - stats_.retained_chunks;
-    live_peak_ = std::max(live_peak_, live + count);
+    live_peak_ = (std::max)(live_peak_, live + count);
     while (stats_.used_chunks + count > live_peak_ + chunks_.num_pinned() && evict_one_chunk()) {
     }
   }
@@ -302,7 +302,7 @@ class Retention {
     TreeNode& n = topology_.node(index);
     std::int32_t keep = 0;
     if (n.state == NodeState::published && n.position < keep_end)
-      keep = std::min(n.written, keep_end - n.position);
+      keep = (std::min)(n.written, keep_end - n.position);
     keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index);
     if (keep < n.length) topology_.release_slots(index, keep);

@@ -110,8 +110,8 @@ class SequenceTable {
   void for_each_node(SequenceIndex s, TokenRange range, const F& f) const {
     for (NodeIndex i = records_[to_size(s)].tail; i != root_node; i = topology_.node(i).parent) {
       const TreeNode& n = topology_.node(i);
-      const std::int32_t begin = std::max(range.begin, n.position);
-      const std::int32_t end = std::min(range.end(), n.end());
+      const std::int32_t begin = (std::max)(range.begin, n.position);
+      const std::int32_t end = (std::min)(range.end(), n.end());
       if (begin < end) f(i, begin - n.position, end - begin);
       if (begin == range.begin) return;
     }
@@ -150,8 +150,8 @@ class SequenceTable {
   void shrink_reserved(SequenceRecord& record, std::int32_t keep, bool keep_chunks) noexcept {
     record.reserved = keep;
     const std::int32_t end = record.size + keep;
-    record.cursor = std::min(record.cursor, end);
-    record.computed = std::min(record.computed, end);
+    record.cursor = (std::min)(record.cursor, end);
+    record.computed = (std::min)(record.computed, end);
     const std::int32_t length = end - topology_.node(record.tail).position;
     if (keep_chunks)
       topology_.shorten(record.tail, length);
@@ -193,7 +193,7 @@ class SequenceTable {
   [[nodiscard]] std::uint64_t discarded_outputs() const noexcept { return discarded_outputs_; }
 
  private:
-  static constexpr std::uint32_t last_generation = std::numeric_limits<std::uint32_t>::max();
+  static constexpr std::uint32_t last_generation = (std::numeric_limits<std::uint32_t>::max)();
 
   Topology& topology_;
   TreeStats& stats_;

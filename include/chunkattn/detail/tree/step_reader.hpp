@@ -80,7 +80,7 @@ class StepReader {
         [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
           const TreeNode& n = node(index);
           if (n.writer != entry.sequence) return;
-          const std::int32_t first = std::max(offset, n.written);
+          const std::int32_t first = (std::max)(offset, n.written);
           const std::int32_t row = n.position + first - entry.begin;
           core_.topology.for_each_run(n, first, offset + length - first,
                                       [&](ChunkIndex chunk, std::int32_t slot, std::int32_t run,

@@ -148,7 +148,7 @@ class StepTable {
 
   /// Steps in flight at the same time, at most.
   static constexpr int max_in_flight = 4;
-  static constexpr std::uint64_t no_step = std::numeric_limits<std::uint64_t>::max();
+  static constexpr std::uint64_t no_step = (std::numeric_limits<std::uint64_t>::max)();
 
   [[nodiscard]] StepRecord& operator[](std::int32_t index) noexcept {
     return *steps_[to_size(index)];
@@ -186,7 +186,7 @@ class StepTable {
   [[nodiscard]] std::uint64_t idle_before() const noexcept {
     std::uint64_t before = idle_ + 1;
     for (const auto& step : steps_)
-      if (step->state == StepState::in_flight) before = std::min(before, step->number);
+      if (step->state == StepState::in_flight) before = (std::min)(before, step->number);
     return before;
   }
 

@@ -126,7 +126,7 @@ class TokenTree {
   /// Leading tokens of a prompt that are public, in units of sharing.
   [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
                                            const InsertOptions& options) const noexcept {
-    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
+    const auto length = static_cast<std::int32_t>((std::min)(options.public_length, prompt.size()));
     return length - length % core.prefixes.unit();
   }
   /// The longest match of a prompt.
@@ -134,7 +134,7 @@ class TokenTree {
   [[nodiscard]] PathMatch find(std::span<const Token> prompt, const InsertOptions& options,
                                PathMatch match = {}) const {
     const std::int32_t unit = core.prefixes.unit();
-    prompt = prompt.first(std::min(prompt.size(), to_size(max_length)));  // the tree has no more
+    prompt = prompt.first((std::min)(prompt.size(), to_size(max_length)));  // the tree has no more
     const std::int32_t public_end = public_length(prompt, options);
     const auto size = static_cast<std::int32_t>(prompt.size());
     while (match.used == core.topology.node(match.last).length && size - match.length >= unit) {
@@ -164,11 +164,12 @@ class TokenTree {
     for (NodeIndex i = match.last; i != root_node; i = core.topology.node(i).parent) {
       const TreeNode& n = core.topology.node(i);
       const std::int32_t written_end = n.position + n.written;
-      if (n.written < n.length && n.writer == none) own_begin = std::min(own_begin, written_end);
+      if (n.written < n.length && n.writer == none) own_begin = (std::min)(own_begin, written_end);
     }
-    const std::int32_t written_end = std::min(match.length, core.topology.written_end(match.last));
-    const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
-    return {cached, std::min(to_size(own_begin), options.max_reuse) - cached};
+    const std::int32_t written_end =
+        (std::min)(match.length, core.topology.written_end(match.last));
+    const std::size_t cached = (std::min)(to_size(written_end), options.max_reuse);
+    return {cached, (std::min)(to_size(own_begin), options.max_reuse) - cached};
   }
   /// Chunks that insert() of a prompt of `size` tokens would at most take from the available ones:
   /// new ones, and cached ones that it brings back into use.
@@ -326,7 +327,7 @@ class TokenTree {
                   "accepted drafts as they were added, then one token more");
   }
   static TreeOptions resolved(TreeOptions options) {
-    options.min_run = options.min_run.value_or(std::max(1, ChunkSize / 2));
+    options.min_run = options.min_run.value_or((std::max)(1, ChunkSize / 2));
     check_argument(*options.min_run > 0 && *options.min_run <= ChunkSize, "min_run",
                    *options.min_run, {"between 1 and ChunkSize, ", ChunkSize});
     check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
@@ -338,14 +339,14 @@ class TokenTree {
   /// Leading tokens of `tokens` that the node holds from `first` on.
   [[nodiscard]] std::int32_t common_length(const TreeNode& n, std::int32_t first,
                                            std::span<const Token> tokens) const noexcept {
-    const auto limit =
-        static_cast<std::int32_t>(std::min<std::size_t>(to_size(n.length - first), tokens.size()));
+    const auto limit = static_cast<std::int32_t>(
+        (std::min<std::size_t>)(to_size(n.length - first), tokens.size()));
     if (limit == 0) return 0;
     const Token* asked = tokens.data();
     ChunkIndex chunk = core.topology.chunk_of(n, n.begin + first);
     std::int32_t offset = (n.begin + first) % ChunkSize;
     for (std::int32_t done = 0;; offset = 0, chunk = core.chunk_table.next(chunk)) {
-      const std::int32_t run = std::min(limit - done, ChunkSize - offset);
+      const std::int32_t run = (std::min)(limit - done, ChunkSize - offset);
       const Token* const held = &tokens_.token(chunk, offset);
       // Whole runs usually match; find the exact place only where they do not.
       if (!std::equal(held, held + run, asked))
@@ -359,13 +360,13 @@ class TokenTree {
 
   /// Shortens a match to what is written, in units of sharing.
   void trim_to_written(PathMatch& match) const noexcept {
-    const std::int32_t end = std::min(match.length, core.topology.written_end(match.last));
+    const std::int32_t end = (std::min)(match.length, core.topology.written_end(match.last));
     match.length = end - end % core.prefixes.unit();
     while (match.last != root_node && core.topology.node(match.last).position >= match.length) {
       match.last = core.topology.node(match.last).parent;
       match.used = core.topology.node(match.last).length;
     }
-    match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
+    match.used = (std::min)(match.used, match.length - core.topology.node(match.last).position);
   }
 
   /// The first output of an entry, at its slot.

@@ -141,7 +141,7 @@ class Topology {
     ChunkIndex s = chunk_of(n, n.begin + first);
     std::int32_t offset = geometry.offset(n.begin + first);
     for (std::int32_t done = 0;;) {
-      const std::int32_t run = std::min(count - done, geometry.size - offset);
+      const std::int32_t run = (std::min)(count - done, geometry.size - offset);
       f(s, offset, run, done);
       done += run;
       if (done == count) return;
@@ -159,7 +159,7 @@ class Topology {
     for_each_run(a, 0, count, [&](ChunkIndex in_a, std::int32_t at, std::int32_t run, auto first) {
       for (std::int32_t part, done = 0; done < run; done += part, at_b += part) {
         if (at_b == geometry.size) in_b = chunks_.next(in_b), at_b = 0;
-        part = std::min(run - done, geometry.size - at_b);
+        part = (std::min)(run - done, geometry.size - at_b);
         f(in_a, at + done, in_b, at_b, part, first + done);
       }
     });
@@ -211,7 +211,7 @@ class Topology {
     stats_.stored_tokens += to_size(count);
     if (n.first_chunk == no_chunk) enter_first_chunk(index);
     for (std::int32_t offset = end_offset(n);; offset = 0) {
-      const std::int32_t take = std::min(count, geometry.size - offset);
+      const std::int32_t take = (std::min)(count, geometry.size - offset);
       n.length += take;
       count -= take;
       if (count == 0) return;
@@ -239,7 +239,7 @@ class Topology {
     observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
     const std::int32_t kept_chunks = keep == 0 ? 0 : geometry.chunks_for(n.begin + keep);
     ChunkIndex s = last_held_chunk(n);
-    std::int32_t held = std::max(1, geometry.chunks_for(n.begin + n.length));
+    std::int32_t held = (std::max)(1, geometry.chunks_for(n.begin + n.length));
     for (ChunkIndex i = s; i != n.last_chunk; i = chunks_[i].prev) ++held;
     const bool released = held > kept_chunks;
     const bool owned = owns_end(n);
@@ -309,7 +309,7 @@ class Topology {
   /// Makes room for `count` new nodes, so that add() and split() cannot fail.
   void reserve(std::size_t count) {
     if (nodes_.size() + count > nodes_.capacity())
-      grow(std::max(2 * nodes_.capacity(), nodes_.size() + count));
+      grow((std::max)(2 * nodes_.capacity(), nodes_.size() + count));
   }
   /// Room for nodes that an observer needs to begin with.
   [[nodiscard]] std::size_t capacity() const noexcept { return nodes_.capacity(); }
@@ -365,8 +365,8 @@ class Topology {
     upper.length = keep;
     upper.begin = lower.begin;
     upper.first_chunk = lower.first_chunk;
-    upper.written = std::min(lower.written, keep);
-    upper.scheduled = std::min(lower.scheduled, keep);
+    upper.written = (std::min)(lower.written, keep);
+    upper.scheduled = (std::min)(lower.scheduled, keep);
     upper.writer = upper.written < keep ? lower.writer : none;
     upper.live = lower.live;
     upper.held = lower.held;
@@ -409,7 +409,7 @@ class Topology {
   void cut(TreeNode& n, std::int32_t keep) noexcept {
     stats_.stored_tokens -= to_size(n.length - keep);
     n.length = keep;
-    n.scheduled = std::min(n.scheduled, keep);
+    n.scheduled = (std::min)(n.scheduled, keep);
     if (n.written >= keep) n.set_written(keep);
   }
   void enter_first_chunk(NodeIndex index) noexcept {

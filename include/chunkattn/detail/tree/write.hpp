@@ -18,7 +18,7 @@ namespace detail {
 
 CHUNKATTN_FUNCTION std::int32_t TreeCore::readable_length(SequenceIndex s) const noexcept {
   const SequenceRecord& record = sequences[s];
-  return readable_end(record.tail, std::min(topology.written_end(record.tail), record.size));
+  return readable_end(record.tail, (std::min)(topology.written_end(record.tail), record.size));
 }
 
 template <class F>
@@ -50,7 +50,7 @@ CHUNKATTN_FUNCTION TokenRange TreeCore::loadable(SequenceIndex s) const noexcept
   for (NodeIndex i = record.tail; i != root_node; i = topology.node(i).parent) {
     const TreeNode& n = topology.node(i);
     const std::int32_t first = n.position + n.written;
-    const std::int32_t last = std::min(n.end(), record.size);
+    const std::int32_t last = (std::min)(n.end(), record.size);
     if (first >= last || n.writer != s) continue;
     if (begin != last) end = last;  // not in one run with what stands below
     begin = first;
@@ -64,7 +64,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::find_missing(SequenceIndex s, std::int32
   for_each_awaited(s, [&](NodeIndex index) {
     const TreeNode& n = topology.node(index);
     waits = true;
-    if (n.position >= end || n.scheduled >= std::min(n.length, end - n.position)) return;
+    if (n.position >= end || n.scheduled >= (std::min)(n.length, end - n.position)) return;
     end = n.position + n.scheduled;
     if (sequences[n.writer].state == SequenceState::live)
       outcome = {AddResult::Reason::waits_for_sequence, n.writer};
@@ -85,10 +85,10 @@ CHUNKATTN_FUNCTION std::int32_t TreeCore::take_over(SequenceIndex s) noexcept {
     if (n.scheduled > n.written || (steps.any_void() && before.steps > 0)) return;
     const std::int32_t first = n.position + n.written;
     if (before.cursor >= first)
-      before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
+      before.cursor = (std::max)(before.cursor, (std::min)(n.end(), before.size - 1));
     before.may_wait = true;
     n.writer = s;
-    record.cursor = std::min(record.cursor, first);
+    record.cursor = (std::min)(record.cursor, first);
     taken += n.length - n.written;
   });
   if (taken > 0) ++stats.reassigned_nodes;
@@ -112,7 +112,7 @@ CHUNKATTN_FUNCTION void TreeCore::mark_loaded(SequenceIndex s, TokenRange range)
     n.scheduled = offset + length;
     n.set_written(offset + length);
   });
-  if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
+  if (range.begin <= record.cursor) record.cursor = (std::max)(record.cursor, range.end());
   notify_written(s, range.begin);
 }
 
@@ -141,7 +141,7 @@ CHUNKATTN_FUNCTION void TreeCore::give_to_successor(NodeIndex index) noexcept {
   TreeNode& pending = topology.node(index);
   pending.writer = find_successor(index);
   SequenceRecord& successor = sequences[pending.writer];
-  successor.cursor = std::min(successor.cursor, pending.position + pending.written);
+  successor.cursor = (std::min)(successor.cursor, pending.position + pending.written);
   ++stats.reassigned_nodes;
 }
 
@@ -166,15 +166,15 @@ CHUNKATTN_FUNCTION void TreeCore::set_scheduled(const StepEntry& entry, bool sch
       [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
         TreeNode& n = topology.node(index);
         if (n.writer != entry.sequence) return;
-        const std::int32_t limit = std::max(n.written, scheduled ? offset + length : offset);
-        n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
+        const std::int32_t limit = (std::max)(n.written, scheduled ? offset + length : offset);
+        n.scheduled = scheduled ? (std::max)(n.scheduled, limit) : (std::min)(n.scheduled, limit);
       });
 }
 
 CHUNKATTN_FUNCTION void TreeCore::mark_written(const StepEntry& entry,
                                                SequenceRecord& record) noexcept {
-  record.computed = std::max(record.computed, entry.end());
-  const std::int32_t end = std::min(entry.end(), record.size);  // known tokens
+  record.computed = (std::max)(record.computed, entry.end());
+  const std::int32_t end = (std::min)(entry.end(), record.size);  // known tokens
   sequences.for_each_node(
       entry.sequence, {entry.begin, end - entry.begin},
       [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
@@ -199,7 +199,7 @@ CHUNKATTN_FUNCTION void TreeCore::mark_written(const StepEntry& entry,
       break;
     tail.written += 1;  // it stays the writer: the output's slot is its own too
     record.steps -= 1;
-    record.computed = std::max(record.computed, size);
+    record.computed = (std::max)(record.computed, size);
   }
   return entry;
 }
@@ -214,7 +214,7 @@ CHUNKATTN_FUNCTION void TreeCore::cancel_entry(const StepEntry& entry, bool keep
 CHUNKATTN_FUNCTION bool TreeCore::take_back(const StepEntry& entry,
                                             SequenceRecord& record) noexcept {
   // Superseded rows may be known tokens too, where several void steps end in any order.
-  record.cursor = std::min(record.cursor, entry.begin);
+  record.cursor = (std::min)(record.cursor, entry.begin);
   set_scheduled(entry, false);
   const bool counts = entry.epoch == record.epoch;
   if (!counts) --record.superseded;
@@ -230,11 +230,11 @@ inline bool redirect(PendingCopy& copy, const PendingCopy& pending, std::int32_t
   if (into >= 0 && into < pending.rows.length) {
     copy.rows.source_chunk = pending.rows.source_chunk;
     copy.rows.source_begin = pending.rows.source_begin + into;
-    copy.rows.length = std::min(copy.rows.length, pending.rows.length - into);
+    copy.rows.length = (std::min)(copy.rows.length, pending.rows.length - into);
     copy.source = pending.source;
     return true;
   }
-  if (into < 0) copy.rows.length = std::min(copy.rows.length, -into);
+  if (into < 0) copy.rows.length = (std::min)(copy.rows.length, -into);
   return false;
 }
 
@@ -293,8 +293,8 @@ CHUNKATTN_FUNCTION void TreeCore::cancel_copies(SequenceIndex s) noexcept {
   erase_copies([&](const PendingCopy& copy) {
     const std::int32_t first = copy.position - tail.position;  // below 0: split off, and shared
     if (copy.target != s || first < 0 || copy.step >= oldest) return false;
-    tail.written = std::min(tail.written, first);
-    tail.scheduled = std::min(tail.scheduled, first);
+    tail.written = (std::min)(tail.written, first);
+    tail.scheduled = (std::min)(tail.scheduled, first);
     return true;
   });
 }

@@ -52,7 +52,7 @@ class EventPublisher final : public NodeObserver {
   }
   void on_split(NodeIndex lower, NodeIndex upper) noexcept override {
     Published& rest = published(lower);
-    const std::int32_t kept = std::min(rest.length, node(upper).length);
+    const std::int32_t kept = (std::min)(rest.length, node(upper).length);
     published(upper) = {kept, rest.span};
     rest.length -= kept;
   }

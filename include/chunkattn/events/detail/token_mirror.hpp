@@ -40,7 +40,7 @@ class TokenMirror {
     for (const CacheEvent& event : snapshot.spans) {
       check_argument(event.kind == CacheEvent::Kind::stored, "snapshot.spans",
                      "an event of another kind", "stored ones");
-      const std::size_t length = to_size(std::max(event.length, 0));  // store() refuses less
+      const std::size_t length = to_size((std::max)(event.length, 0));  // store() refuses less
       check_argument(length <= rest.size(), "snapshot.tokens.size()", snapshot.tokens.size(),
                      "as many as its spans have");
       mirror.store(event, rest.first(length));
@@ -73,7 +73,7 @@ class TokenMirror {
   /// Leading tokens of a prompt that are stored for this namespace, in whole units.
   [[nodiscard]] std::size_t match(std::span<const Token> prompt, const Namespace& name_space,
                                   std::size_t public_length) const {
-    std::size_t public_end = std::min(public_length, prompt.size());
+    std::size_t public_end = (std::min)(public_length, prompt.size());
     public_end -= public_end % to_size(unit_);
     std::size_t length = 0;
     for (std::uint64_t last = 0; prompt.size() - length >= to_size(unit_);) {
@@ -209,7 +209,7 @@ class TokenMirror {
     return nullptr;
   }
   [[nodiscard]] std::size_t common(const Span& span, std::span<const Token> tokens) const {
-    const std::size_t limit = std::min(span.tokens.size(), tokens.size());
+    const std::size_t limit = (std::min)(span.tokens.size(), tokens.size());
     const auto same = static_cast<std::size_t>(
         std::mismatch(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(limit),
                       span.tokens.begin())

@@ -175,7 +175,7 @@ class PageForest {
       const PageRow& row = rows_[sequence_at(i)];
       const std::int32_t common =
           group.depth + equal_pages(first.pages + group.depth, row.pages + group.depth,
-                                    std::min(first.full_pages, row.full_pages) - group.depth);
+                                    (std::min)(first.full_pages, row.full_pages) - group.depth);
       order_[to_size(i)] = entry_of(~static_cast<std::uint32_t>(common), sequence_at(i));
     }
     sort(group.begin + 1, group.end);
@@ -215,7 +215,7 @@ class PageForest {
     segment.num_sequences = group.end - group.begin;
     Owned owned{from, 0, 0, known_.size()};
     // What is private grows: by 64 tokens, until all is built anew.
-    owned.room = segment.num_sequences > 1 ? 0 : std::max(2, 64 / geometry_.page_size);
+    owned.room = segment.num_sequences > 1 ? 0 : (std::max)(2, 64 / geometry_.page_size);
     make_room(known_, to - from + owned.room);
     make_room(arrays_.pieces, to - from + owned.room);
     append_pages(segment, owned, sequence, rows_[sequence], to);
@@ -230,7 +230,7 @@ class PageForest {
   template <class T>
   static void make_room(Array<T>& array, std::int32_t count) {
     const std::size_t needed = array.size() + to_size(count);
-    if (needed > array.capacity()) array.reserve(std::max(needed, 2 * array.capacity()));
+    if (needed > array.capacity()) array.reserve((std::max)(needed, 2 * array.capacity()));
   }
 
   // Adds the pages up to `to` of a sequence to its segment, which has room.
@@ -281,7 +281,7 @@ class PageForest {
       while (to - p >= page_block && block_goes_on(pages + p)) p += page_block;
       add(p - 1, false);  // for all of these
       // Where runs end cannot be foretold: no branch depends on it.
-      for (const std::int32_t end = std::min(p + page_block, to); p < end; ++p)
+      for (const std::int32_t end = (std::min)(p + page_block, to); p < end; ++p)
         add(p, gap_before(pages + p) != 0);
     }
     if ((found & sign_bit) != 0) [[unlikely]]
@@ -330,7 +330,7 @@ class PageForest {
   void set_lengths(const PageRow& row, const Built& built) noexcept {
     const std::int32_t before = row.seq_len - row.num_queries;
     for (std::int32_t q = 0; q < row.num_queries; ++q)
-      arrays_.row_kv_len[to_size(built.first_row + q)] = std::max(0, before + q + 1);
+      arrays_.row_kv_len[to_size(built.first_row + q)] = (std::max)(0, before + q + 1);
   }
 
   // Whether a sequence may still end in the segment that was built for it: a shared one has no room
@@ -341,13 +341,13 @@ class PageForest {
     const Owned& last = owned_[to_size(built.segment)];
     if (arrays_.segments[to_size(built.segment)].num_sequences > 1)
       return row.full_pages == end_of(last) && row.num_pages == end_of(last);
-    const std::int32_t count = std::min(row.num_pages, end_of(last)) - last.first_page;
+    const std::int32_t count = (std::min)(row.num_pages, end_of(last)) - last.first_page;
     return count > 0 && row.num_pages - end_of(last) <= last.room &&
            row.pages[last.first_page + count - 1] == known_[last.known + to_size(count - 1)];
   }
   // Whether a sequence, as far as it goes, has the pages of a segment.
   [[nodiscard]] bool has_pages(const PageRow& row, const Owned& owned) const noexcept {
-    const std::int32_t count = std::min(row.num_pages, end_of(owned)) - owned.first_page;
+    const std::int32_t count = (std::min)(row.num_pages, end_of(owned)) - owned.first_page;
     return std::memcmp(known_.data() + owned.known, row.pages + owned.first_page,
                        to_size(count) * sizeof(std::int32_t)) == 0;
   }

@@ -37,7 +37,7 @@ inline const PageGeometry& checked(const PageGeometry& geometry) {
     fail_argument("geometry.null_page", geometry.null_page,
                   {"a page from 0 to ", geometry.num_pages - 1, ", or -1"});
   const std::int64_t tokens = std::int64_t{geometry.num_pages} * geometry.page_size;
-  check_argument(!geometry.joined || tokens <= std::numeric_limits<std::int32_t>::max(),
+  check_argument(!geometry.joined || tokens <= (std::numeric_limits<std::int32_t>::max)(),
                  "geometry.joined", "true",
                  "fewer than 2^31 tokens in all pages, or pages that are not joined");
   return geometry;
@@ -123,7 +123,7 @@ class PageRows {
   static void set_length(PageRow& row, std::int64_t seq_len, const PageGeometry& geometry,
                          const Name& name) {
     const std::int64_t most =
-        std::int64_t{std::numeric_limits<std::int32_t>::max()} - geometry.page_size;
+        std::int64_t{(std::numeric_limits<std::int32_t>::max)()} - geometry.page_size;
     if (seq_len < 0 || seq_len > most) [[unlikely]]
       fail_argument(name(), seq_len, {"from 0 to ", most});
     if (seq_len > 0 && seq_len < row.num_queries) [[unlikely]]

@@ -90,7 +90,7 @@ class TierDirectory {
       return fail();
     }
     notify_(key, true);
-    store_size(locked, total + bytes.size() - std::min(before, total));
+    store_size(locked, total + bytes.size() - (std::min)(before, total));
     return true;
   }
 
@@ -103,7 +103,8 @@ class TierDirectory {
     auto bytes = std::make_shared<std::vector<std::byte>>(most < *size ? most + 1 : *size);
     for (std::size_t at = 0; at < bytes->size();) {
       if (cancelled) return nullptr;
-      const auto n = TierFiles::read(file, bytes->data() + at, std::min(bytes->size() - at, piece));
+      const auto n =
+          TierFiles::read(file, bytes->data() + at, (std::min)(bytes->size() - at, piece));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) return nullptr;
       at += static_cast<std::size_t>(n);
@@ -122,7 +123,7 @@ class TierDirectory {
     const Locked locked(*this);
     const std::uint64_t size = size_of(name), total = stored_size(locked);
     // If it is locked for too long, the next scan counts.
-    if (files_.remove(name) && locked) store_size(locked, total - std::min(size, total));
+    if (files_.remove(name) && locked) store_size(locked, total - (std::min)(size, total));
     notify_(key, false);
   }
   /// Bytes of all records, as all processes have counted them.
@@ -185,7 +186,8 @@ class TierDirectory {
     if (!file.is_open()) return errno;
     for (std::size_t at = 0; at < bytes.size();) {
       if (cancelled) return ECANCELED;
-      const auto n = TierFiles::write(file, bytes.data() + at, std::min(bytes.size() - at, piece));
+      const auto n =
+          TierFiles::write(file, bytes.data() + at, (std::min)(bytes.size() - at, piece));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) return n < 0 ? errno : EIO;
       at += static_cast<std::size_t>(n);
@@ -213,9 +215,9 @@ class TierDirectory {
     for (const Entry& entry : entries) total += entry.status.size;
     std::uint64_t goal = total;
     if (is_disk_full)
-      goal = total - std::min(bytes, total);
+      goal = total - (std::min)(bytes, total);
     else if (total > max_bytes_ || bytes > max_bytes_ - total)
-      goal = std::min(max_bytes_ - max_bytes_ / 8, max_bytes_ - bytes);
+      goal = (std::min)(max_bytes_ - max_bytes_ / 8, max_bytes_ - bytes);
     if (goal < total) {
       // First of all what is longer than any record: it would leave no room for others.
       const auto rank = [this](const Entry& entry) {

@@ -123,7 +123,7 @@ class TierManager {
       return nullptr;
     auto load = std::make_shared<TierLoad>();
     const InsertOptions how = sequence.options();
-    const std::size_t public_end = std::min(how.public_length, size);
+    const std::size_t public_end = (std::min)(how.public_length, size);
     load->heads[0] = head_of(how.name_space, public_end);
     load->heads[1] = head_of({.adapter = how.name_space.adapter, .is_public = true}, 0);
     load->public_blocks = load->heads[1].empty() ? 0 : public_end / to_size(block_);
@@ -322,7 +322,7 @@ class TierManager {
     const TokenRange loadable = sequence.loadable();
     if (loadable.empty() || loadable.begin < begin) return false;
     const std::int32_t end =
-        std::min({begin + block_, static_cast<std::int32_t>(load.limit), loadable.end()});
+        (std::min)({begin + block_, static_cast<std::int32_t>(load.limit), loadable.end()});
     if (loadable.begin >= end) return true;  // somebody else was faster
     const TokenRange range{loadable.begin, end - loadable.begin};
     scatter_kv(sequence, range, *cache_, std::span<const std::byte>(ready.raw), {begin, block_});
@@ -332,8 +332,8 @@ class TierManager {
   }
   [[nodiscard]] double patience(const Sequence& sequence, const TierLoad& load) const {
     if (token_seconds_ == 0) return options_.max_wait_seconds;
-    const std::size_t there = std::min(sequence.num_written(), load.limit);
-    return std::max(token_seconds_ * static_cast<double>(load.limit - there), least_patience);
+    const std::size_t there = (std::min)(sequence.num_written(), load.limit);
+    return (std::max)(token_seconds_ * static_cast<double>(load.limit - there), least_patience);
   }
 
   // ---- who follows tiers ----

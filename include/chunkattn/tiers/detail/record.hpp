@@ -53,7 +53,7 @@ bool for_each_tier_row(const TierCodec& codec, const F& f) {
 template <class T, class To>
 bool encode_tier_rows(const TierCodec& codec, const std::byte* raw, std::byte* stored) {
   const std::size_t elements = codec.raw_bytes / sizeof(T);
-  std::vector<float> values(std::max(codec.k_dim, codec.v_dim));
+  std::vector<float> values((std::max)(codec.k_dim, codec.v_dim));
   return for_each_tier_row(codec, [&](std::size_t row, std::size_t dim, std::size_t at) {
     float largest = 0;
     bool finite = true;
@@ -62,12 +62,12 @@ bool encode_tier_rows(const TierCodec& codec, const std::byte* raw, std::byte* s
       std::memcpy(&element, raw + (at + i) * sizeof(T), sizeof(T));
       values[i] = to_float(element);
       finite = finite && is_finite(values[i]);
-      largest = std::max(largest, std::fabs(values[i]));
+      largest = (std::max)(largest, std::fabs(values[i]));
     }
     if (!finite) return false;
     // Of a row that is all but zero, the inverse would not be finite.
     const float scale =
-        std::max(largest / largest_stored<To>, std::numeric_limits<float>::min() * 4);
+        (std::max)(largest / largest_stored<To>, (std::numeric_limits<float>::min)() * 4);
     for (std::size_t i = 0; i < dim; ++i) {
       To element;
       store_nearest(values[i] / scale, element);

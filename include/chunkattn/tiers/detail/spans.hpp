@@ -101,7 +101,7 @@ class TierSpans {
     Span& span = found->second;
     if (event.position < span.position || event.position + event.length != span.end()) return false;
     const std::size_t kept = to_size(event.position / block_);
-    for (std::size_t block = std::max(kept, first_block(span)); has_block(span, block); ++block)
+    for (std::size_t block = (std::max)(kept, first_block(span)); has_block(span, block); ++block)
       leaving(event.span, block);
     if (event.position == span.position) {
       spans_.erase(found);
@@ -112,7 +112,7 @@ class TierSpans {
       span.pieces.pop_back();
     if (!span.pieces.empty())
       span.pieces.back().length =
-          std::min(span.pieces.back().length, event.position - span.pieces.back().position);
+          (std::min)(span.pieces.back().length, event.position - span.pieces.back().position);
     span.hashes.resize(kept > first_block(span) ? kept - first_block(span) : 0);
     return true;
   }
@@ -143,7 +143,7 @@ class TierSpans {
       for (std::size_t i = s->pieces.size(); i-- > 0 && end > begin;) {
         Piece piece = s->pieces[i];
         if (piece.position >= end) continue;
-        piece.length = std::min(piece.length, end - piece.position);
+        piece.length = (std::min)(piece.length, end - piece.position);
         if (const std::int32_t before = begin - piece.position; before > 0) {
           piece.begin += before;
           piece.position += before;
@@ -185,7 +185,7 @@ class TierSpans {
     std::byte* const bytes = to.data() + offset;
     for (const Span* s = &span; end > begin; s = before(*s)) {
       const std::size_t position = to_size(s->position);
-      const std::size_t first = std::max(begin, position);
+      const std::size_t first = (std::max)(begin, position);
       const std::span<const std::byte> part =
           std::as_bytes(std::span(s->tokens).subspan(first - position, end - first));
       std::copy(part.begin(), part.end(), bytes + (first - begin) * sizeof(Token));

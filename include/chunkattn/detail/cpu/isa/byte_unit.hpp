@@ -155,7 +155,7 @@ template <int ValueDim>
     // Any row does beyond the last that is seen: its probabilities are 0.
     const std::int8_t* rows[byte_depth];
     CHUNKATTN_UNROLLED
-    for (int i = 0; i < byte_depth; ++i) rows[i] = block.v[std::min(t + i, seen - 1)];
+    for (int i = 0; i < byte_depth; ++i) rows[i] = block.v[(std::min)(t + i, seen - 1)];
     const auto pack = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                        int begin) CHUNKATTN_LAMBDA {
       simd::Unsigned<width> words[to_size(Vectors)];
@@ -194,7 +194,7 @@ class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::s
   static constexpr int passes = 2;  // high bytes, then low ones
   static constexpr bool keys_in_place = byte_offsets<KeyByte> == 0;
   template <int Vectors>
-  static constexpr int key_step = std::min(8, Rows::words & -Rows::words) * Vectors / 2;
+  static constexpr int key_step = (std::min)(8, Rows::words & -Rows::words) * Vectors / 2;
   /// Probabilities are words of four tokens in the order 0, 2, 1, 3: [2 passes][block_tokens / 4]
   /// [tile_lines], high bytes first; then -128 times the sum of each line's integers, not used
   /// where values are signed.
@@ -206,7 +206,7 @@ class ByteUnit : public IntegerUnit<HeadDim, ValueDim, ByteQueryRows<HeadDim>::s
   /// A row of K as KeyByte.
   CHUNKATTN_INLINE static void pack_key(const std::int8_t* from, char* to) noexcept {
     constexpr int whole = HeadDim / 16 * 16;
-    constexpr int width = simd::width_for<std::max(whole / 4, 4)>;
+    constexpr int width = simd::width_for<(std::max)(whole / 4, 4)>;
     for (int i = 0; i < whole; i += 4 * width) {
       const simd::Unsigned<width> bytes = load_words<width>(from + i) ^ byte_offsets<KeyByte>;
       __builtin_memcpy(to + i, &bytes, sizeof bytes);

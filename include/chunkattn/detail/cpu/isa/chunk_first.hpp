@@ -54,7 +54,7 @@ template <int Stride = tile_lines, class T, class Rules = NoRules>
       simd::store(logits + t * Stride, s);
     } else if (!full)
       s = simd::select<width>(simd::broadcast_int<width>(t) < seen, s, lowest);
-    largest = simd::max(largest, s);
+    largest = (simd::max)(largest, s);
   }
   const Vector factor = simd::exp_nonpositive<width>(old_max - largest);
   Vector totals[width];  // of the tokens at positions 0, 1, … modulo width, as streams add them
@@ -135,7 +135,7 @@ struct BlockLines {
 /// How many lines of `ahead` each of `steps` steps prefetches, if `count` are to be prefetched in
 /// them.
 inline int burst_of(int count, int steps) noexcept {
-  return std::min(max_burst, count / std::max(1, steps) + 1);
+  return (std::min)(max_burst, count / (std::max)(1, steps) + 1);
 }
 
 /// K, a part of the block at a time, against all tiles: state.p receives logits, added up
@@ -148,7 +148,7 @@ CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& line
   const int burst = burst_of(
       half, (lines.seen + logit_group - 1) / logit_group * (HeadDim / logit_step) * num_tiles);
   for (int begin = 0; begin < lines.seen; begin += logit_tokens) {
-    const int count = std::min(logit_tokens, lines.seen - begin);
+    const int count = (std::min)(logit_tokens, lines.seen - begin);
     const auto k = [&] {
       if constexpr (std::is_same_v<T, float>)
         return ScatteredRows{block.k + begin};
@@ -182,13 +182,13 @@ CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines, St
   constexpr int width = simd::native_width;
   for (int tile = 0; tile < lines.num_tiles(); ++tile) {
     const int first = lines.begin + tile * tile_lines;
-    const int count = std::min(tile_lines, lines.count - tile * tile_lines);
+    const int count = (std::min)(tile_lines, lines.count - tile * tile_lines);
     alignas(64) std::int32_t visible[tile_lines] = {};
     if constexpr (Rules::hide) std::fill_n(visible, tile_lines, -1);
     int least = lines.seen;
     for (int l = 0; l < count; ++l) {
       visible[l] = visible_tokens(block, state, first + l);
-      least = std::min(least, visible[l]);
+      least = (std::min)(least, visible[l]);
     }
     lines.same_view = lines.same_view && (Rules::hide || least == lines.seen);
     float* const p = state.p + tile * block_tokens * tile_lines;
@@ -219,7 +219,7 @@ CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& line
     return tile_values<dim, Lines, Vectors>(p, v, lines.seen, rescale, out, ahead, burst);
   int common = lines.seen;  // tokens that all of these lines see
   for (int l = 0; l < Lines; ++l)
-    common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
+    common = (std::min)(common, visible_tokens(block, state, lines.begin + line + l));
   alignas(64) float sums[to_size(Lines * dim)] = {};
   tile_values<dim, Lines, Vectors>(p, v, common, rescale, sums, ahead, burst);
   for (int l = 0; l < Lines; ++l) {
@@ -248,7 +248,7 @@ CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lin
     line += Lines;
   };
   while (line < lines.count) {
-    const int left = std::min(lines.count - line, tile_lines - line % tile_lines);
+    const int left = (std::min)(lines.count - line, tile_lines - line % tile_lines);
     if (left >= line_group && (line_group != 6 || left != 8))  // 8 are 4 and 4, not 6 and 2
       group(std::integral_constant<int, line_group>{});
     else if (line_group > 4 && left >= 4)
@@ -267,7 +267,7 @@ CHUNKATTN_INLINE void block_values(const Block<T>& block, const BlockLines& line
   constexpr int width = simd::width_for<State::value_dim>;
   constexpr int passes = State::value_dim / width / wide_columns;
   const int groups = (lines.count + line_group - 1) / line_group;
-  const int burst = burst_of(half, std::max(1, passes) * groups * (lines.seen / value_step));
+  const int burst = burst_of(half, (std::max)(1, passes) * groups * (lines.seen / value_step));
   for (int pass = 0; pass < passes; ++pass)
     column_values<wide_columns>(block, lines, pass * wide_columns * width, state, ahead, burst);
   if constexpr (State::value_dim / width % wide_columns != 0)
@@ -299,7 +299,7 @@ template <class T, class State, class Rules>
                                          Rules rules) noexcept {
   BlockLines lines{line0, num_lines};
   for (int l = 0; l < num_lines; ++l)
-    lines.seen = std::max(lines.seen, visible_tokens(block, state, line0 + l));
+    lines.seen = (std::max)(lines.seen, visible_tokens(block, state, line0 + l));
   if (lines.seen == 0) return;
   const int half = ahead.left / 2;  // of what is to be prefetched, for each product
   block_logits(block, lines, as_streamed, state, ahead, half);

@@ -36,7 +36,7 @@ template <class Unit, class State, class Rules>
   const int burst = burst_of(ahead.left, num_lines / tile_lines * dot_steps<Unit>(tile_lines) +
                                              dot_steps<Unit>(num_lines % tile_lines));
   for (int l = 0; l < num_lines; l += tile_lines) {
-    const LineTile<tile_lines> tile(block, state, line0 + l, std::min(tile_lines, num_lines - l));
+    const LineTile<tile_lines> tile(block, state, line0 + l, (std::min)(tile_lines, num_lines - l));
     if (tile.seen == 0) continue;
     const bool broken = tile.count > simd::native_width
                             ? dot_logits<2>(unit, operands, tile, ahead, burst)

@@ -43,7 +43,7 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
 /// multiple of these.
 template <int Vectors>
 inline constexpr int lines_of =
-    std::min(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
+    (std::min)(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
 
 /// The columns of outputs as slices of wide_columns vectors. One that would be left over is the
 /// last slice's third: in a product of its own, each weight would be loaded for it alone.
@@ -51,13 +51,13 @@ template <int ValueDim>
 struct ColumnSlices {
   static constexpr int width = simd::width_for<ValueDim>;
   static constexpr int vectors = ValueDim / width;
-  static constexpr int count = std::max(1, vectors / wide_columns);
+  static constexpr int count = (std::max)(1, vectors / wide_columns);
   static constexpr int last = (count - 1) * wide_columns;  ///< first vector of the last slice
   static constexpr int last_vectors = vectors - last;
 
   /// The first vector of the slice that has this one, and how many it has.
   static constexpr int first_of(int vector) noexcept {
-    return std::min(vector / wide_columns * wide_columns, last);
+    return (std::min)(vector / wide_columns * wide_columns, last);
   }
   static constexpr int vectors_of(int first) noexcept {
     return first == last ? last_vectors : wide_columns;
@@ -118,7 +118,7 @@ struct DotOperands {
     constexpr int line = 64 / sizeof(Element);
     while (num_keys < count) {
       for (int i = 0; i < key_group; ++i) {
-        const int token = std::min(num_keys + i, block.count - 1);
+        const int token = (std::min)(num_keys + i, block.count - 1);
         if constexpr (Unit::keys_in_place)
           for (int at = 0; at < Unit::head_dim; at += line) prefetch_near(block.k[token] + at);
         for (int at = 0; at < Unit::value_dim; at += line) prefetch_near(block.v[token] + at);
@@ -166,7 +166,7 @@ template <int Vectors, class Unit>
   PrefetchCursor cursor = ahead;
   Bits largest{};
   for (int t = 0; t < count; t += group) {
-    operands.add_keys(std::min(t + 2 * group, count));
+    operands.add_keys((std::min)(t + 2 * group, count));
     const char* rows[to_size(group / part)];  // any, of groups beyond the last
     CHUNKATTN_UNROLLED
     for (int i = 0; i < group / part; ++i)

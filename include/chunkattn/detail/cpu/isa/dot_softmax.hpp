@@ -89,11 +89,12 @@ CHUNKATTN_INLINE simd::Float<simd::native_width> settle_logits(
     for (; t + 4 <= count; t += 4) {
       CHUNKATTN_UNROLLED
       for (int i = 0; i < 4; ++i) {
-        most[i] = simd::max(most[i], simd::load<width>(logits + (t + i) * tile_lines));
+        most[i] = (simd::max)(most[i], simd::load<width>(logits + (t + i) * tile_lines));
       }
     }
-    for (; t < count; ++t) most[0] = simd::max(most[0], simd::load<width>(logits + t * tile_lines));
-    return simd::max(simd::max(most[0], most[1]), simd::max(most[2], most[3]));
+    for (; t < count; ++t)
+      most[0] = (simd::max)(most[0], simd::load<width>(logits + t * tile_lines));
+    return (simd::max)((simd::max)(most[0], most[1]), (simd::max)(most[2], most[3]));
   }
   const auto terms = rules.template for_rows<width>();
   const Vector hidden = simd::broadcast<width>(hidden_logit);
@@ -105,7 +106,7 @@ CHUNKATTN_INLINE simd::Float<simd::native_width> settle_logits(
     if constexpr (Rules::hide) mask = mask & terms.visible(block.position + t);
     s = simd::select<width>(mask, s, hidden);
     simd::store(logits + t * tile_lines, s);
-    largest = simd::max(largest, s);
+    largest = (simd::max)(largest, s);
   }
   return largest;
 }

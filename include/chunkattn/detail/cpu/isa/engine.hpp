@@ -62,7 +62,7 @@ class Engine {
     constexpr int part_rows = 8;  // small enough to balance, large enough to be worth a call
     const int parts = (plan.num_rows + part_rows - 1) / part_rows;
     executor.parallel_for(parts, [&](int part) {
-      const int end = std::min(plan.num_rows, (part + 1) * part_rows);
+      const int end = (std::min)(plan.num_rows, (part + 1) * part_rows);
       for (int row = part * part_rows; row < end; ++row) {
         const WriteTarget& target = plan.writes[row];
         if (target.chunk == no_chunk) continue;
@@ -77,10 +77,10 @@ class Engine {
 
   template <class T, class X, class Y, class V>
   void run(const ExecutorRef& executor, const Call<T, X, Y, V>& call) {
-    const int threads = std::max(1, executor.concurrency());
+    const int threads = (std::max)(1, executor.concurrency());
     prepare(call, threads);
     std::atomic<int> next{0};
-    executor.parallel_for(std::min(tasks_.size(), static_cast<int>(workers_.size())),
+    executor.parallel_for((std::min)(tasks_.size(), static_cast<int>(workers_.size())),
                           [&](int worker) {
                             State& state = workers_[to_size(worker)];
                             Tiles tiles(uses_tiles<T>());
@@ -140,7 +140,7 @@ class Engine {
   static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 13;
   template <class T>
   static constexpr double min_product_fill = sizeof(T) == 4 ? 0.53 : 0.7;
-  static constexpr int product_grain = std::min(16, tile_lines);
+  static constexpr int product_grain = (std::min)(16, tile_lines);
   // From how many lines of a row block on its products go through tiles, those of blocks that fewer
   // lines read, too: its queries are packed one way. V is packed once per block, for few lines at a
   // greater cost than that of multiplying by vectors. And the lines that make up for it, below
@@ -227,12 +227,13 @@ class Engine {
   // head.
   template <class Size>
   void prepare_tasks(int num_jobs, int num_kv_heads, int threads, const Size& size) {
-    const int limit = std::min(options_.tuning.max_task_heads.value_or(num_kv_heads), num_kv_heads);
+    const int limit =
+        (std::min)(options_.tuning.max_task_heads.value_or(num_kv_heads), num_kv_heads);
     int most_lines = 0;
     tasks_.reset(num_jobs, num_kv_heads, threads, [&](int j) {
       auto [job, lines] = size(j);
       job.max_heads = std::clamp(job.max_heads, 1, limit);
-      most_lines = std::max(most_lines, job.max_heads * lines);
+      most_lines = (std::max)(most_lines, job.max_heads * lines);
       return job;
     });
     if (workers_.size() < to_size(threads)) workers_.resize(to_size(threads));
@@ -252,8 +253,8 @@ class Engine {
     if (!whole) {
       lines.row_begin = block.row_end, lines.row_end = block.row_begin;  // none yet
       for (int u = task.part_begin; u < task.part_end; ++u) {
-        lines.row_begin = std::min(lines.row_begin, splits[u].row_begin);
-        lines.row_end = std::max(lines.row_end, splits[u].row_end);
+        lines.row_begin = (std::min)(lines.row_begin, splits[u].row_begin);
+        lines.row_end = (std::max)(lines.row_end, splits[u].row_end);
       }
     }
     load_queries(call, lines, state);
@@ -461,7 +462,7 @@ class Engine {
     const std::ptrdiff_t to = call.qo_index(row, qo_head);
     float factor = normaliser(softmax);
     if constexpr (HasSinks<V>) {
-      const LogitIndex at{call.plan.row_token[row], std::max(call.plan.row_kv_len[row] - 1, 0), 0,
+      const LogitIndex at{call.plan.row_token[row], (std::max)(call.plan.row_kv_len[row] - 1, 0), 0,
                           qo_head};
       if (const float sink = sink_of<width>(call.variant, at); !is_empty_lse(sink)) {
         const MergedState merged = merge_states(softmax, {sink, 1.0f});

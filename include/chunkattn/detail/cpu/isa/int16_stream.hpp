@@ -136,7 +136,7 @@ struct StreamWeights {
         simd::store(p[l] + t, simd::bits_as<simd::f32x8>(bits));
         most = most > bits ? most : bits;
       }
-      for (int i = 0; i < 8; ++i) top[l] = std::max(top[l], most[i]);
+      for (int i = 0; i < 8; ++i) top[l] = (std::max)(top[l], most[i]);
     }
     const Scales scales(top);
     scale = scales.scale;
@@ -271,8 +271,8 @@ template <class State, class Rules>
 void int16_sequence_first_block(const Block<std::int8_t>& block, int line0, int num_lines,
                                 State& state, PrefetchCursor& ahead, Rules rules) noexcept {
   for (int line = 0; line < num_lines; line += stream_lines)
-    int16_stream_block(block, line0 + line, std::min(stream_lines, num_lines - line), state, ahead,
-                       rules);
+    int16_stream_block(block, line0 + line, (std::min)(stream_lines, num_lines - line), state,
+                       ahead, rules);
 }
 
 CHUNKATTN_PASS_END

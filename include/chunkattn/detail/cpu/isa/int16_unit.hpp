@@ -89,7 +89,7 @@ class Int16Unit : public IntegerUnit<HeadDim, ValueDim, Int16QueryRows<HeadDim>:
   static constexpr int passes = 1;
   static constexpr bool keys_in_place = false;
   template <int Vectors>
-  static constexpr int key_step = std::min(8, Rows::words & -Rows::words);
+  static constexpr int key_step = (std::min)(8, Rows::words & -Rows::words);
   static constexpr int p_words = 0;
 
   static void pack_queries(int lines, LineState<HeadDim, ValueDim>& state) noexcept {

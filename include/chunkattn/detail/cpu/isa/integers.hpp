@@ -38,7 +38,7 @@ struct QueryIntegers {
       sizes = sizes > size ? sizes : size;
     }
     std::uint32_t top = 0;
-    for (int i = 0; i < width; ++i) top = std::max(top, sizes[i]);
+    for (int i = 0; i < width; ++i) top = (std::max)(top, sizes[i]);
     constexpr std::uint32_t least = 0x0d800000u;  // 2^-100: scales are normal numbers
     constexpr std::uint32_t infinity = 0x7f800000u;
     const bool has_scale = top == 0 || (top >= least && top < infinity);

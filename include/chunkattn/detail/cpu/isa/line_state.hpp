@@ -61,7 +61,7 @@ class LineState {
                                  n,
                                  n * block_tokens,
                                  n,
-                                 block_tokens * std::max(k_dim, v_dim),
+                                 block_tokens * (std::max)(k_dim, v_dim),
                                  v_dim,
                                  n * Total::stride,
                                  n * Total::stride,

@@ -54,7 +54,7 @@ void pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row
   for (int first = 0; first < lines; first += simd::native_width) {
     alignas(64) std::uint16_t elements[simd::native_width][to_size(HeadDim)];
     for (int l = 0; l < simd::native_width; ++l) {
-      const auto* const from = row(std::min(first + l, lines - 1));
+      const auto* const from = row((std::min)(first + l, lines - 1));
       for (int i = 0; i < HeadDim; i += width)
         simd::store_upper_halves<width>(
             elements[l] + i, simd::rounded_to_bfloat16<width>(simd::load_widened<width>(from + i)));

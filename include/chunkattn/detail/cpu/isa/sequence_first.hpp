@@ -37,7 +37,7 @@ template <int HeadDim, int Lines, class T>
   constexpr int together = simd::native_width != 8 ? 1 : Lines == 4 ? 2 : 4;
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
-  constexpr int step_lines = std::max(1, cache_lines_per_row<HeadDim, T> * unrolled / vectors);
+  constexpr int step_lines = (std::max)(1, cache_lines_per_row<HeadDim, T> * unrolled / vectors);
   const float* q[to_size(Lines)];
   std::copy_n(queries, Lines, q);
   PrefetchCursor cursor = ahead;
@@ -174,13 +174,13 @@ struct StreamLines {
       q[l] = state.q + line(l) * HeadDim;
       out[l] = l < used ? state.out + line(l) * ValueDim : state.spare;
       visible[l] = visible_tokens(block, state, line(l));
-      seen = std::max(seen, visible[l]);
-      common = std::min(common, visible[l]);
+      seen = (std::max)(seen, visible[l]);
+      common = (std::min)(common, visible[l]);
     }
   }
 
   /// Number l of these, as a line of the task.
-  [[nodiscard]] int line(int l) const noexcept { return first + std::min(l, used - 1); }
+  [[nodiscard]] int line(int l) const noexcept { return first + (std::min)(l, used - 1); }
   /// f(Count<n>) for n = count: what is unrolled is compiled for each, all else for any of them.
   template <class F>
   CHUNKATTN_INLINE void with_count(const F& f) const {
@@ -212,10 +212,10 @@ template <class T, class State, class Rules>
       s = simd::select<width>(mask, s,
                               simd::broadcast<width>(Rules::hide ? hidden_logit : empty_max));
       simd::store(logits[l] + t, s);
-      largest = simd::max(largest, s);
+      largest = (simd::max)(largest, s);
     }
     const float old_max = state.max[line];
-    const float new_max = std::max(old_max, simd::reduce_max<width>(largest));
+    const float new_max = (std::max)(old_max, simd::reduce_max<width>(largest));
     simd::Float<width> sum = simd::zero<width>();
     for (int t = 0; t < count; t += width) {
       const simd::Float<width> s = simd::load<width>(logits[l] + t);
@@ -296,7 +296,7 @@ template <class T, class State, class Rules>
 void sequence_first_block(Block<T>& block, int line0, int num_lines, State& state,
                           PrefetchCursor& ahead, Rules rules) noexcept {
   for (int line = 0; line < num_lines; line += stream_lines)
-    stream_block(block, line0 + line, std::min(stream_lines, num_lines - line), state, ahead,
+    stream_block(block, line0 + line, (std::min)(stream_lines, num_lines - line), state, ahead,
                  rules);
 }
 

@@ -166,7 +166,7 @@ CHUNKATTN_INLINE f32x4 fma(f32x4 a, f32x4 b, f32x4 c) {
 #endif
 }
 /// The larger of each lane. Where b is NaN, b; where only a is, a or b as the machine likes.
-CHUNKATTN_INLINE f32x4 max(f32x4 a, f32x4 b) {
+CHUNKATTN_INLINE f32x4(max)(f32x4 a, f32x4 b) {
 #if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   return _mm_max_ps(a, b);
 #elif defined(CHUNKATTN_PASS_NEON)
@@ -179,7 +179,7 @@ CHUNKATTN_INLINE f32x4 max(f32x4 a, f32x4 b) {
 CHUNKATTN_INLINE f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
   return _mm256_fmadd_ps(a, b, c);
 }
-CHUNKATTN_INLINE f32x8 max(f32x8 a, f32x8 b) {
+CHUNKATTN_INLINE f32x8(max)(f32x8 a, f32x8 b) {
   return _mm256_max_ps(a, b);
 }
 #endif
@@ -187,7 +187,7 @@ CHUNKATTN_INLINE f32x8 max(f32x8 a, f32x8 b) {
 CHUNKATTN_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   return _mm512_fmadd_ps(a, b, c);
 }
-CHUNKATTN_INLINE f32x16 max(f32x16 a, f32x16 b) {
+CHUNKATTN_INLINE f32x16(max)(f32x16 a, f32x16 b) {
   return _mm512_maskz_max_ps(0xffff, a, b);  // the plain form makes GCC 12 warn
 }
 #endif
@@ -260,7 +260,7 @@ CHUNKATTN_INLINE float reduce_max(Float<W> value) {
     Float<W / 2> low, high;
     __builtin_memcpy(&low, &value, sizeof low);
     __builtin_memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
-    return reduce_max<W / 2>(max(low, high));
+    return reduce_max<W / 2>((max)(low, high));
   }
 }
 template <int W>
@@ -315,7 +315,7 @@ CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Float<W> scale, Float<W> x, 
 template <int W>
 CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
   const Float<W> lowest = broadcast<W>(-87.3365f);  // 2^-126
-  const Float<W> clamped = max(lowest, x);          // in this order, which keeps NaN
+  const Float<W> clamped = (max)(lowest, x);        // in this order, which keeps NaN
   // Adding 1.5 * 2^23 rounds to an integer n and leaves it in the low bits; 127 more is what the
   // exponent field of 2^n holds. Multiplied, not added as bits: an integer sum would lose NaN.
   const Float<W> magic = broadcast<W>(0x1.8p23f + 127.0f);

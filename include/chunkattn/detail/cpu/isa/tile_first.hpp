@@ -98,8 +98,8 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
   MatrixBlock work{terms, stored_terms<T>(terms)};
   for (int l = 0; l < num_lines; ++l) {
     const int visible = visible_tokens(block, state, line0 + l);
-    work.seen = std::max(work.seen, visible);
-    work.common = std::min(work.common, visible);
+    work.seen = (std::max)(work.seen, visible);
+    work.common = (std::min)(work.common, visible);
   }
   if (work.seen == 0) return;
   if constexpr (Rules::hide) work.common = 0;  // not known yet
@@ -128,7 +128,7 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
   };
 
   for (int l = 0; l < num_lines; l += matrix_lines) {
-    const MatrixTile tile(block, state, line0 + l, std::min(matrix_lines, num_lines - l));
+    const MatrixTile tile(block, state, line0 + l, (std::min)(matrix_lines, num_lines - l));
     if (tile.seen == 0) continue;
     const float* const q = state.q_transposed + tile.begin;
     const bool two_tiles = tile.count > tile_size;

@@ -135,7 +135,7 @@ template <int HeadDim, int Vectors, class Rows>
   constexpr int turns = lanes / together;
   constexpr int columns = HeadDim / turns;
   constexpr int bursts =
-      std::max(1, columns * group / (logit_step * logit_group) * vectors / Vectors);
+      (std::max)(1, columns * group / (logit_step * logit_group) * vectors / Vectors);
   using Sums = simd::Float<width>[to_size(group)][to_size(vectors)];
   PrefetchCursor cursor = ahead;
   for (int t = 0; t < count; t += group) {
