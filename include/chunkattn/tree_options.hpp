@@ -233,16 +233,23 @@ class AddResult {
 /// A retention policy: what becomes of chunks that no sequence uses.
 ///
 /// - `retains`, a constant: whether they stay as cache, or are freed at once.
-/// - `level(priority)`, noexcept: of what is cached, lower levels are evicted first; within a level
-///   the least recently used, and leaves of the tree before their parents.
+/// - `level(priority)`, noexcept, a whole number of 32 bits: of what is cached, lower levels are
+///   evicted first; within a level the least recently used, and leaves of the tree before their
+///   parents.
 /// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
 /// - `ttl`, which may be missing: see Lru.
+///
+/// `level()` is asked once with each insert(), before that changes anything, and may answer
+/// otherwise than before (by a clock, a table): what is cached keeps the highest level of those
+/// that used it. Out of range, insert() throws InvalidArgument. It must not call the tree. All
+/// else is read once, when the tree is made.
 ///
 /// cache/policy.hpp has policies that learn from reuse, or give tenants shares.
 template <class R>
 concept RetentionPolicy = requires(const R& policy, int priority) {
   { R::retains } -> std::convertible_to<bool>;
   { policy.level(priority) } noexcept -> std::convertible_to<int>;
+  { +policy.level(priority) } -> std::integral;
   { policy.high_watermark } -> std::convertible_to<std::size_t>;
   { policy.low_watermark } -> std::convertible_to<std::size_t>;
   { policy.max_pinned } -> std::convertible_to<std::size_t>;

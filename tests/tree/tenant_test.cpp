@@ -291,6 +291,56 @@ TEST_CASE("no tenant has more cached than its quota, even if there is room") {
   CHECK(num_cached(tree, 2, 17, 30) == 36);
 }
 
+TEST_CASE("a quota that changes holds from the next time on that a sequence leaves") {
+  struct Changing : CachePolicy {
+    const std::map<std::uint64_t, std::size_t>* quotas = nullptr;
+    [[nodiscard]] std::size_t quota(std::uint64_t tenant) const { return quotas->at(tenant); }
+  };
+  test::Random random(test::run_seed());
+  std::map<std::uint64_t, std::size_t> quotas{{1, 0}, {2, 0}, {3, 0}}, told = quotas;
+  for (const bool learns : {false, true}) {
+    CAPTURE(learns);
+    Changing policy;
+    policy.fair = true;
+    policy.learns = learns;
+    policy.quotas = &quotas;
+    TreeOf<Changing> tree(PoolAllocator{.max_chunks = 1000}, {}, policy);
+    struct Live {
+      std::uint64_t tenant;
+      int prompt;
+      TreeOf<Changing>::Sequence sequence;
+    };
+    std::vector<Live> live;
+    const auto is_live = [&](std::uint64_t tenant, int i) {
+      return std::ranges::any_of(
+          live, [&](const Live& l) { return l.tenant == tenant && l.prompt == i; });
+    };
+    const auto cached = [&](std::uint64_t tenant) {
+      std::size_t tokens = 0;
+      for (int i = 0; i < 8; ++i)
+        if (!is_live(tenant, i)) tokens += num_cached(tree, tenant, i, i + 1);
+      return tokens;
+    };
+    for (int i = 0; i < test::scaled(1000); ++i) {
+      const auto tenant = static_cast<std::uint64_t>(random.uniform(1, 3));
+      if (const int p = random.uniform(0, 7); random.chance(0.5) && !is_live(tenant, p)) {
+        if (random.chance(0.5)) quotas[tenant] = static_cast<std::size_t>(random.uniform(0, 20));
+        told[tenant] = quotas[tenant];
+        live.push_back({tenant, p, tree.insert(prompt(p), of(tenant))});
+        test::load(live.back().sequence);
+      } else if (!live.empty()) {
+        std::swap(live[random.index(live.size())], live.back());
+        std::map<std::uint64_t, std::size_t> most;
+        for (const auto& [t, quota] : told) most[t] = cached(t);
+        most[live.back().tenant] += 12;
+        live.pop_back();
+        for (const auto& [t, quota] : told) REQUIRE(cached(t) == std::min(most[t], 4 * quota));
+      }
+      check_invariants(tree);
+    }
+  }
+}
+
 TEST_CASE("a tenant's terms are those of its last prompt") {
   TreeOf<> tree(PoolAllocator{.max_chunks = 1000}, {}, fair());
   CHECK_THROWS_AS((void)TreeOf<>({}, {}, fair({{1, 0}})).insert(prompt(0), of(1)), InvalidArgument);

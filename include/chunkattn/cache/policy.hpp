@@ -28,19 +28,21 @@ struct CacheHooks {
   /// The order of a policy that learns or tells tenants apart; of others none.
   template <class Policy>
   static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, TreeCore& core) {
-    check_argument(!policy.learns || !policy.ttl, "ttl", policy.ttl.value_or(0),
-                   "none for a policy that learns");
-    if (!policy.learns && !policy.fair) return nullptr;
-    return std::make_unique<CacheOrder>(core, policy.learns, policy.fair);
+    const bool learns = policy.learns, fair = policy.fair;
+    const std::uint32_t ttl = core.retention.rules().ttl;
+    check_argument(!learns || ttl == 0, "ttl", ttl, "none for a policy that learns");
+    if (!learns && !fair) return nullptr;
+    return std::make_unique<CacheOrder>(core, learns, fair);
   }
-  /// Before a prompt joins: makes sure that nothing fails afterwards.
-  /// \throws InvalidArgument for a weight out of range
+  /// Before a prompt joins at a level: makes sure that nothing fails afterwards.
+  /// \throws InvalidArgument for a weight or quota out of range
   template <class Policy>
-  static void inserting(const Policy& policy, TreeCore& core, const InsertOptions& options) {
+  static void inserting(const Policy& policy, TreeCore& core, const InsertOptions& options,
+                        int level) {
     const std::uint64_t tenant = options.name_space.tenant;
     const TenantTerms terms = terms_of(policy, tenant, core.topology.geometry.shift);
     if (auto* const order = static_cast<CacheOrder*>(core.retention.order()))
-      order->reserve(policy.level(options.priority), tenant, terms);
+      order->reserve(level, tenant, terms);
   }
   /// A prompt has joined, with `begin` tokens that the tree had: finds what was evicted of the
   /// rest.
@@ -59,12 +61,14 @@ struct CacheHooks {
   [[nodiscard]] static TenantTerms terms_of(const Policy& policy, std::uint64_t tenant,
                                             std::int32_t chunk_shift) {
     TenantTerms terms;
-    if constexpr (requires { policy.weight(tenant); }) terms.weight = policy.weight(tenant);
-    check_argument(terms.weight >= 1 && terms.weight <= 1u << 20, "weight(tenant)", terms.weight,
-                   "1 to 2^20");
-    std::size_t chunks = terms.quota;
-    if constexpr (requires { policy.quota(tenant); }) chunks = policy.quota(tenant);
-    if (chunks < terms.quota >> chunk_shift) terms.quota = std::uint64_t{chunks} << chunk_shift;
+    if constexpr (requires { policy.weight(tenant); })
+      terms.weight = checked_answer<std::uint32_t>("weight(tenant)", policy.weight(tenant), 1,
+                                                   1u << 20, "1 to 2^20");
+    if constexpr (requires { policy.quota(tenant); }) {
+      const auto chunks = checked_answer<std::uint64_t>("quota(tenant)", policy.quota(tenant), 0,
+                                                        terms.quota, "at least 0");
+      if (chunks < terms.quota >> chunk_shift) terms.quota = chunks << chunk_shift;
+    }
     return terms;
   }
   template <class Tree>
@@ -89,7 +93,8 @@ struct CacheHooks {
 
 /// A policy like Lru or Priority, which it is unless it learns or is fair. A policy of your own may
 /// derive from it, with `weight(tenant)` from 1 to 2^20 (1 if it has none) and `quota(tenant)` in
-/// chunks' worth of tokens (no limit): both are asked with each insert().
+/// chunks' worth of tokens (no limit): both are asked once with each insert(), and may answer
+/// otherwise than before, as RetentionPolicy says of `level(priority)`.
 struct CachePolicy {
   static constexpr bool retains = true;  ///< unused chunks stay until others are needed
   /// As of Lru.

@@ -33,11 +33,9 @@ class TenantShares {
   void reserve(std::uint64_t tenant, const TenantTerms& terms) {
     if (const std::int32_t known = find(tenant); known >= 0) {
       Tenant& t = tenants_[to_size(known)];
-      if (t.terms.weight != terms.weight || t.terms.quota != terms.quota) {
-        t.terms = terms;
-        if (t.at >= 0) restore(t.at, share_of(known));
-      }
-      return;
+      t.terms = terms;
+      if (t.at >= 0) restore(t.at, share_of(known));
+      return check_quota(known);
     }
     const std::size_t count = tenants_.size() + 1;
     if (free_ >= 0) {
@@ -83,10 +81,7 @@ class TenantShares {
     Tenant& t = tenants_[to_size(i)];
     t.tokens += static_cast<std::uint64_t>(tokens);
     if (i == everybody) return;
-    if (t.tokens > t.terms.quota && !t.is_over) {
-      t.is_over = true;
-      over_.push_back(i);
-    }
+    check_quota(i);
     if (t.at < 0) {
       t.at = static_cast<std::int32_t>(heap_.size());
       heap_.push_back({});
@@ -183,6 +178,14 @@ class TenantShares {
     grown.resize(size, -1);
     table_.swap(grown);
     for (std::size_t i = 1; i < tenants_.size(); ++i) insert(static_cast<std::int32_t>(i));
+  }
+
+  /// After a tenant got more tokens, or another quota.
+  void check_quota(std::int32_t i) noexcept {
+    Tenant& t = tenants_[to_size(i)];
+    if (t.tokens <= t.terms.quota || t.is_over) return;
+    t.is_over = true;
+    over_.push_back(i);
   }
 
   [[nodiscard]] Share share_of(std::int32_t i) const noexcept {

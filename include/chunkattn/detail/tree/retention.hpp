@@ -4,11 +4,13 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "../../tree_options.hpp"
@@ -35,7 +37,19 @@ struct RetentionRules {
   std::uint32_t ttl = 0;  ///< by the caller's clock; 0: for ever
 };
 
-/// Throws InvalidArgument for watermarks that cross.
+/// What a policy answered, checked. Its next answer may be another one, so it is asked once for
+/// each decision, before anything changes, and the answer is carried.
+template <std::integral To, class Answer>
+[[nodiscard]] To checked_answer(std::string_view question, const Answer& answer, To least, To most,
+                                const char* expected) {
+  const auto number = +answer;
+  static_assert(std::integral<decltype(number)>, "a policy answers with whole numbers");
+  check_argument(std::cmp_greater_equal(number, least) && std::cmp_less_equal(number, most),
+                 question, number, expected);
+  return static_cast<To>(number);
+}
+
+/// Throws InvalidArgument for watermarks that cross, and a ttl out of range.
 template <RetentionPolicy R>
 [[nodiscard]] RetentionRules rules_of(const R& policy) {
   static_assert(
@@ -46,9 +60,9 @@ template <RetentionPolicy R>
       "chunkattn/cache/policy.hpp");
   RetentionRules rules{R::retains, policy.high_watermark, policy.low_watermark, policy.max_pinned};
   if constexpr (requires { policy.ttl; }) {
-    const std::optional<std::uint32_t> ttl = policy.ttl;
-    check_argument(ttl != 0u, "ttl", 0, "at least 1, or none");
-    if (R::retains) rules.ttl = ttl.value_or(0);
+    if (const std::optional<std::uint64_t> ttl = policy.ttl)
+      rules.ttl = checked_answer<std::uint32_t>(
+          "ttl", *ttl, 1, (std::numeric_limits<std::uint32_t>::max)(), "1 to 2^32 - 1, or none");
   }
   if (rules.low_watermark == RetentionRules::no_watermark)
     rules.low_watermark = rules.high_watermark;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -192,6 +193,10 @@ class TokenTree {
 
   SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
     check_prompt(prompt);
+    const int level = checked_answer<int>("level(priority)", policy_.level(options.priority),
+                                          (std::numeric_limits<int>::min)(),
+                                          (std::numeric_limits<int>::max)(), "a number of 32 bits");
+    if constexpr (has_hooks) Policy::Hooks::inserting(policy_, core, options, level);
     PathMatch match = find(prompt, options);
     const std::int32_t found = match.length;
     if (!options.share_pending) trim_to_written(match);
@@ -199,11 +204,8 @@ class TokenTree {
     // What repeats another's pending tokens cannot be found; it stays private until it leaves.
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
-    if constexpr (has_hooks) Policy::Hooks::inserting(policy_, core, options);
-    const SequenceIndex joined = core.join(
-        match,
-        {size, public_length(prompt, options), published_end, policy_.level(options.priority)},
-        options);
+    const SequenceIndex joined =
+        core.join(match, {size, public_length(prompt, options), published_end, level}, options);
     if (joined == none) return none;
     const auto store_node = [&](NodeIndex i, std::int32_t, std::int32_t length) {
       const TreeNode& n = core.topology.node(i);
