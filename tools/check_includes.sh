@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
-# The layers of the headers, and what a user pays for each. Includes go down the list of layers below, never up:
-# the core, then its umbrella chunkattn.hpp, then the components, then all.hpp; so the core includes no component.
-# In a layer no two headers include each other in a circle. The CPU and the CUDA backend do not know each other, and
-# plans read the tree through one header. What a public header costs is its closure: the lines, neither blank nor
-# comment, of all that it includes; files *_windows.hpp, which are nothing elsewhere, are counted with all headers only.
-# The modules of examples/serve have a list of their own.
+# The layers of the headers. Includes go down the list of layers below, never up: the core, then its umbrella
+# chunkattn.hpp, then the components, then all.hpp; so the core includes no component. In a layer no two headers
+# include each other in a circle. The CPU and the CUDA backend do not know each other, and plans read the tree
+# through one header. The modules of examples/serve have a list of their own.
 set -eu
 cd "$(dirname "$0")/.."
 layers="support tree plan kv attention cpu cuda core events cache transfer interop tiers runtime debug all"
@@ -23,19 +21,6 @@ public() {  # public LAYER: its headers that users include, outside of its folde
 }
 tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
-# Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
-closures="
-  allocator 470              attention_options 1150     attention_plan 4030        chunk_attention 8870
-  chunkattn 13770            cuda 7190                  element 210                error 180
-  executor 570               fwd 690                    kv_cache 1510              kv_view 890
-  merge_state 560            plan_view 620              prefix_tree 4850           sequence 3140
-  step 3410                  tree_options 650           variants 640               version 10
-  cache/admission 4210       cache/checkpoints 4520     cache/policy 4790          debug/attention 2450
-  debug/reference 2390       debug/tree 3230            events/cache_event 810     events/cache_events 3040
-  events/mirror 3310         interop/block_table 890    interop/page_tables 80     interop/paged_plan 1210
-  interop/paged_view 920     runtime/any_attention 2400 runtime/make_attention 9760 runtime/openmp_executor 640
-  tiers/tier_store 120       tiers/tiers 6150           transfer/transfer 1930
-  all 20140                  program 13750              headers 24750"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 
@@ -104,46 +89,6 @@ while read -r path; do
     bad "$path is for Windows by its name, and does not begin with #if defined(_WIN32)"
 done < <(find include/chunkattn -name '*_windows.hpp')
 
-# Closures.
-declare -A own=() cost=()
-while read -r count path; do own[${path#include/chunkattn/}]=$count; done < <(
-  find include/chunkattn -name '*.hpp' -o -name '*.cuh' | xargs awk '
-    { sub(/^[ \t]+/, "") } $0 != "" && !/^\/\// { ++lines[FILENAME] } END { for (f in lines) print lines[f], f }')
-closure() {  # closure HEADER...: its lines, in `lines`. A .hpp that includes a .cuh does so under nvcc only, and
-  # a *_windows.hpp for Windows only.
-  local -A seen=()
-  local stack=("$@") header target
-  lines=0
-  while [ ${#stack[@]} -gt 0 ]; do
-    header=${stack[-1]}
-    unset 'stack[-1]'
-    [ -z "${seen[$header]:-}" ] || continue
-    seen[$header]=1 lines=$((lines + ${own[$header]:-0}))
-    for target in ${includes[$header]:-}; do
-      case $header:$target in *.hpp:*.cuh | *_windows.hpp) ;; *) stack+=("$target") ;; esac
-    done
-  done
-}
-public_headers=0
-for header in "${!own[@]}"; do
-  case $header in detail/* | */detail/*) continue ;; esac
-  public_headers=$((public_headers + 1))
-  closure "$header"
-  cost[${header%.*}]=$lines
-done
-closure prefix_tree.hpp kv_cache.hpp attention_plan.hpp chunk_attention.hpp
-cost[program]=$lines
-closure "${!own[@]}"
-cost[headers]=$lines
-set -- $closures
-while [ $# -gt 0 ]; do
-  [ -n "${cost[$1]:-}" ] || bad "no header has the closure named $1"
-  [ "${cost[$1]:-0}" -le "$2" ] || bad "$1 costs ${cost[$1]} lines, more than $2"
-  unset "cost[$1]"
-  shift 2
-done
-for header in "${!cost[@]}"; do bad "$header, of ${cost[$header]} lines, has no limit in the table of closures"; done
-
 # Nothing public includes the standard streams, fmt or CUB's umbrella; no unnamed namespaces.
 if grep -rnE '^ *#include <(iostream|ostream|istream|sstream|fstream|iomanip|print|format|regex|fmt/.*|cub/cub.cuh)>' include; then
   bad "the includes above are too heavy for a public header"
@@ -173,6 +118,6 @@ while IFS=: read -r path include; do
 done < <(grep -roE '^ *#include "[^"]+' $serve --include='*.hpp' --include='*.cpp' --exclude-dir=tests | sort)
 [ ${#serve_arrows[@]} -gt 0 ] || bad "no includes between the modules of $serve were found"
 
-[ $status -eq 0 ] && echo "$headers headers ($public_headers public) in $n layers, $edges includes, ${#arrows[@]} arrows between layers," \
-  "all downwards; closures within their limits; $n_serve modules of $serve, ${#serve_arrows[@]} arrows"
+[ $status -eq 0 ] && echo "$headers headers in $n layers, $edges includes, ${#arrows[@]} arrows between layers," \
+  "all downwards; $n_serve modules of $serve, ${#serve_arrows[@]} arrows"
 exit $status
