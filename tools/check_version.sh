@@ -13,10 +13,12 @@ packaging=cmake/packaging
 expect $packaging/vcpkg/ports/chunkattn/vcpkg.json "\"version-semver\": \"$version\""
 expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
 expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
-expect CHANGELOG.md "^## $version"
+expect CHANGELOG.md "^## $version( \(|$)"
 for abi in v$(part MAJOR)_$(part MINOR) v$(part MAJOR)_$(part MINOR)_no_exceptions; do
   expect include/chunkattn/detail/support/config.hpp "CHUNKATTN_ABI $abi\$"
 done
+expect include/chunkattn/version.hpp "^/// .* $version is $(($(part MAJOR) * 10000 + $(part MINOR) * 100 + $(part PATCH)))\.$"
+expect docs/architecture.md "in \`chunkattn::v$(part MAJOR)_$(part MINOR)\`, or \`v$(part MAJOR)_$(part MINOR)_no_exceptions\`"
 expect README.md "requires\(\"chunkattn/$version\"\)"
 expect CITATION.cff "^version: $version$"
 repository=$(sed -n 's/^ *REPO //p' $packaging/vcpkg/ports/chunkattn/portfile.cmake)

@@ -63,7 +63,7 @@ case $mode in
     major=${CHUNKATTN_VERSION%%.*}
     rest=${CHUNKATTN_VERSION#*.}
     minor=${rest%%.*}
-    for wrong in "$((major + 1)).0" "$major.$((minor + 1))" "$major.$minor.999"; do
+    for wrong in "$((major + 1)).0" "$major.$((minor - 1))" "$major.$((minor + 1))" "$major.$minor.999"; do
       if configure find_package -DCMAKE_PREFIX_PATH="$work/stage" -DWANTED_VERSION="$wrong" \
         >"$work/log" 2>&1; then
         echo "FAILED: version $wrong was accepted, $CHUNKATTN_VERSION is installed"

@@ -18,10 +18,10 @@
 
 #if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
 #define CHUNKATTN_EXCEPTIONS 1
-#define CHUNKATTN_ABI v0_3
+#define CHUNKATTN_ABI v0_4
 #else
 #define CHUNKATTN_EXCEPTIONS 0
-#define CHUNKATTN_ABI v0_3_no_exceptions
+#define CHUNKATTN_ABI v0_4_no_exceptions
 #endif
 
 // Everything lives in an inline namespace that names the version and whether failures throw, so
