@@ -27,6 +27,7 @@
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
 #include "detail/support/check.hpp"
+#include "detail/support/in_use.hpp"
 #include "detail/support/instruction_sets.hpp"
 #include "executor.hpp"
 #include "variants.hpp"
@@ -40,8 +41,9 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Exact attention over shared prefixes on the CPU: the paper's two-phase partition (section 3.2,
 /// Algorithms 1 and 2). One object serves every layer, every element type of K/V and every number
-/// of heads, and is used by one thread at a time. Once it has seen the largest plan, it allocates
-/// nothing. Every member of an object that was moved from throws InvalidArgument.
+/// of heads, and is used by one thread at a time: a call while another one runs throws
+/// InvalidArgument. Once it has seen the largest plan, it allocates nothing. Every member of an
+/// object that was moved from throws InvalidArgument.
 ///
 /// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 576
 /// \tparam Exec      runs the tasks (concept Executor)
@@ -185,6 +187,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   template <class T, class K, class V>
   void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k, std::span<V> v,
                   bool has_v) {
+    const detail::InUse::Call call(in_use_, "attention");
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
@@ -211,6 +214,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   template <class T, class V, class X, class Y>
   void run_rows(const KvView<T>& layer, const LiveView& plan, const V& variant, std::span<X> query,
                 std::span<Y> result, std::span<float> lse) {
+    const detail::InUse::Call alone(in_use_, "attention");
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
@@ -276,6 +280,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   CpuOptions options_;
   std::unique_ptr<Exec, Release> executor_;  // null in an object that was moved from
   detail::cpu::AnyEngine<HeadDim, ValueDim> engine_;
+  detail::InUse in_use_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -35,6 +35,7 @@
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
 #include "detail/support/check.hpp"
+#include "detail/support/in_use.hpp"
 #include "detail/support/instruction_sets.hpp"
 #include "kv_cache.hpp"
 #include "merge_state.hpp"
@@ -71,10 +72,11 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer: the paper's
 /// two-phase partition (section 3.2). One object serves all layers of one geometry, with K/V in
 /// half or bfloat16. It belongs to the device that was current at construction, and its calls run
-/// there whichever is current; the default stream is that device's. One thread at a time uses it,
-/// on one stream at a time (another one when the first has finished what was enqueued); several
-/// objects may work on several streams. It can be neither copied nor moved. After construction it
-/// allocates nothing and loads no kernel, except those of variants.
+/// there whichever is current; the default stream is that device's. One thread at a time uses it (a
+/// call while another one runs throws InvalidArgument), on one stream at a time (another one when
+/// the first has finished what was enqueued); several objects may work on several streams. It can
+/// be neither copied nor moved. After construction it allocates nothing and loads no kernel, except
+/// those of variants.
 ///
 /// \tparam HeadDim   elements per head of Q and K
 /// \tparam ValueDim  elements per head of V and of the output
@@ -109,7 +111,10 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// before launching a captured graph.
   /// \param plan  what AttentionPlan::build() gave for the step
   /// \throws InvalidArgument for a plan that is out of date or larger than the limits
-  void prepare(const LiveView& plan, cudaStream_t stream) { state_.prepare(plan, stream); }
+  void prepare(const LiveView& plan, cudaStream_t stream) {
+    const detail::InUse::Call alone(in_use_, "attention");
+    state_.prepare(plan, stream);
+  }
 
   /// Prepares calls of run() with `variant`: what prepare(plan, stream) does, and it loads the
   /// variant's kernel for K/V of T and makes the tasks for its window. Call it before run() is
@@ -119,11 +124,12 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class T, AttentionVariant V, class Q = std::conditional_t<has_row_scales<T>, half, T>>
   void prepare(const KvView<T>& layer, const LiveView& plan, const V& variant,
                cudaStream_t stream) {
+    const detail::InUse::Call alone(in_use_, "attention");
     detail::check_current(plan);
     const detail::cuda::CurrentDevice device(state_.checks_.device());
     state_.check_layer(layer, plan);
     state_.check_variant(variant);
-    prepare(plan, stream);
+    state_.prepare(plan, stream);
     (void)state_.template schedule_for<Q, T>(variant, plan, detail::cuda::is_capturing(stream),
                                              stream);
     state_.checks_.enqueued(stream);
@@ -147,6 +153,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     static_assert(has_row_scales<T> ? sizeof(Source) == 2 : std::is_same_v<Source, T>,
                   "write: K and V must be of the layer's element type, of half or bfloat16 where "
                   "that has 8 bits");
+    const detail::InUse::Call alone(in_use_, "attention");
     detail::check_current(plan);
     const detail::cuda::CurrentDevice device(state_.checks_.device());
     const PlanView& view = plan;
@@ -161,7 +168,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
       state_.checks_.pointer("k", k.data());
       state_.checks_.pointer("v", v.data());
     }
-    prepare(plan, stream);
+    state_.prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
     // A graph is replayed with other plans: as large as any may need.
     const std::int64_t heads = state_.limits_.num_kv_heads;
@@ -210,6 +217,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
            const RunOptions<Cuda>& options) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
+    const detail::InUse::Call alone(in_use_, "attention");
     state_.template run<T>(layer, plan, variant, q, out, options);
   }
 
@@ -222,6 +230,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     using T = detail::own_element<Out>;
     static_assert(sizeof(T) == 2 && std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T>,
                   "ChunkAttention<Cuda>::run: q and out must be of one type, half or bfloat16");
+    const detail::InUse::Call alone(in_use_, "attention");
     state_.template run<T>(layer, plan, variant,
                            std::span<const T>(reinterpret_cast<const T*>(q.data()), q.size()),
                            std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), options);
@@ -280,6 +289,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   friend struct detail::AttentionAccess;
 
   detail::cuda::DeviceState<HeadDim, ValueDim> state_;
+  detail::InUse in_use_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

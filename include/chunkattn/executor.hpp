@@ -19,6 +19,7 @@
 #include "detail/support/check.hpp"
 #include "detail/support/config.hpp"
 #include "detail/support/fork_mark.hpp"
+#include "detail/support/in_use.hpp"
 #include "detail/support/spin_lock.hpp"
 #include "detail/support/thread_count.hpp"
 #include "error.hpp"
@@ -55,8 +56,9 @@ static_assert(Executor<SerialExecutor>);
 
 /// A fixed set of threads; the thread that calls parallel_for works, too. Workers spin for a moment
 /// after each call, because a model calls once per layer, and then sleep. Only one thread at a time
-/// may call parallel_for. A child of fork(), made while that does not run, has none of the workers:
-/// its first parallel_for starts as many again.
+/// may call parallel_for: a call while another one runs, or from inside it, throws InvalidArgument.
+/// A child of fork(), made while that does not run, has none of the workers: its first parallel_for
+/// starts as many again.
 class ThreadPool {
  public:
   /// The most threads of a pool: as many CPUs as Linux supports.
@@ -99,6 +101,7 @@ class ThreadPool {
       return;
     }
     if (mark_.is_in_child()) start_anew();
+    const detail::InUse::Call alone(in_use_, "pool");
     using Function = std::remove_reference_t<F>;
     call_ = [](void* function, int i) { (*static_cast<Function*>(function))(i); };
     function_ = const_cast<void*>(static_cast<const void*>(std::addressof(f)));
@@ -127,6 +130,7 @@ class ThreadPool {
     forget();
     stop_.store(false, std::memory_order_relaxed);
     round_.store(0, std::memory_order_relaxed);  // as workers expect that begin
+    in_use_ = {};                                // by threads of the parent
     start();
     mark_ = {};
   }
@@ -180,6 +184,7 @@ class ThreadPool {
   void (*call_)(void*, int) = nullptr;
   void* function_ = nullptr;
   int count_ = 0;
+  detail::InUse in_use_;
   std::mutex failure_mutex_;
   std::exception_ptr failure_;
 };

@@ -2,12 +2,14 @@
 // nor the outputs have been touched.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
@@ -226,6 +228,99 @@ TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its successor wo
   out.assign(out.size(), 7.0f);
   attention.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
   CHECK(out == expected);
+}
+
+namespace {
+
+/// Calls a function of the test's in the middle of each call of an attention's.
+struct Interrupted {
+  std::function<void()> interrupt;
+
+  int concurrency() const { return 1; }
+  template <class F>
+  void parallel_for(int n, F&& f) {
+    for (int i = 0; i < n; ++i) {
+      interrupt();
+      f(i);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a call while another one runs is refused, and neither is harmed") {
+  const LiveView plan = problem.plan.view();
+  const std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
+  attention.write(problem.kv.view, plan, k, k);
+  attention.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
+  const std::vector<float> expected = out, written = problem.kv.k;
+
+  const std::string wanted =
+      "attention = in use by another call: expected one call at a time: an object for each thread, "
+      "or a lock around it";
+  Interrupted executor;
+  ChunkAttention<Cpu, 32, 32, Interrupted> shared(executor);
+  std::vector<float> other_out(out.size(), 7.0f), other_k(k.size(), 9.0f);
+  int refusals = 0;
+  const auto try_both = [&] {
+    CHECK(test::refused([&] { shared.run(problem.kv.view, plan, problem.q, other_out); }) ==
+          wanted);
+    CHECK(test::refused([&] { shared.write(problem.kv.view, plan, other_k, other_k); }) == wanted);
+    ++refusals;
+  };
+  executor.interrupt = [&] { std::thread(try_both).join(); };
+  const auto check = [&] {
+    CHECK(refusals > 0);
+    refusals = 0;
+    CHECK(out == expected);
+    CHECK(std::memcmp(problem.kv.k.data(), written.data(), 4 * written.size()) == 0);
+    for (const float value : other_out) REQUIRE(value == 7.0f);
+  };
+  out.assign(out.size(), 7.0f);
+  shared.run(problem.kv.view, plan, problem.q, out);
+  check();
+  shared.write(problem.kv.view, plan, k, k);
+  check();
+  executor.interrupt = try_both;  // the same thread from inside the call
+  out.assign(out.size(), 7.0f);
+  shared.run(problem.kv.view, plan, problem.q, out);
+  check();
+
+  // A call that fails is over.
+  executor.interrupt = [] { throw 1; };
+  CHECK_THROWS_AS(shared.run(problem.kv.view, plan, problem.q, other_out), int);
+  CHECK_THROWS_AS(shared.write(problem.kv.view, plan, k, k), int);
+  executor.interrupt = [] {};
+  out.assign(out.size(), 7.0f);
+  shared.run(problem.kv.view, plan, problem.q, out);
+  CHECK(out == expected);
+}
+
+TEST_CASE_FIXTURE(Fixture, "two threads in one object: each result is right or refused") {
+  const LiveView plan = problem.plan.view();
+  ChunkAttention<Cpu, 32> shared(2);
+  shared.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
+  std::atomic<int> wrong{0}, calls{0};
+  const auto work = [&] {
+    std::vector<float> mine(out.size());
+    for (int i = 0; i < 200; ++i) {
+      mine.assign(mine.size(), 7.0f);
+      const std::string text =
+          test::refused([&] { shared.run(problem.kv.view, plan, problem.q, mine); });
+      if (text == "no error") {
+        ++calls;
+        wrong += mine != out;
+      } else {
+        wrong += !contains(text, "attention = in use by another call");
+        wrong += mine != std::vector<float>(mine.size(), 7.0f);
+      }
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  CHECK(wrong == 0);
+  CHECK(calls > 0);
 }
 
 TEST_CASE_FIXTURE(Fixture, "options: the largest counts are as good as large ones") {

@@ -72,6 +72,36 @@ TEST_CASE("ThreadPool: the other thread takes part") {
   CHECK(arrived.load() == 2);
 }
 
+#if CHUNKATTN_EXCEPTIONS
+TEST_CASE("ThreadPool: a call while another one runs is refused, from any thread") {
+  for (const bool nested : {false, true}) {
+    ThreadPool pool(3);
+    std::atomic<int> refused{0}, done{0};
+    const auto call = [&] {
+      try {
+        pool.parallel_for(2, [](int) {});
+      } catch (const InvalidArgument& error) {
+        refused += std::string_view(error.what()).starts_with("pool = in use by another call: ");
+      }
+    };
+    pool.parallel_for(5, [&](int) {
+      if (nested)
+        call();
+      else
+        std::thread(call).join();
+      ++done;
+    });
+    CHECK(refused == 5);
+    CHECK(done == 5);
+    pool.parallel_for(5, [&](int) { ++done; });
+    CHECK(done == 10);
+    CHECK_THROWS_AS(pool.parallel_for(2, [](int) { throw 1; }), int);
+    pool.parallel_for(5, [&](int) { ++done; });
+    CHECK(done == 15);
+  }
+}
+#endif
+
 TEST_CASE("SerialExecutor keeps the order") {
   SerialExecutor serial;
   std::vector<int> order;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <span>
 #include <type_traits>
@@ -171,6 +172,54 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
                        chunkattn::InvalidArgument);
   simt::device().fail("launch", cudaErrorLaunchFailure);
   CHECK_THROWS_AS(run(step.q->span(), &engine.stream), chunkattn::DeviceError);
+  engine.steps.clear();
+  check_invariants(engine.tree);
+  engine.enqueue();
+  engine.submit();
+  engine.drain_and_check();
+}
+
+TEST_CASE("a call while another one runs is refused, and the other is right") {
+  simt::current_schedule() = {};
+  Engine engine(19);
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(30, 4)));
+  engine.prefill(0);
+  engine.drain_and_check();
+  engine.decode_plan();
+  Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  ChunkAttention<Cuda, head_dim>& attention = *engine.attention;
+  const auto prepare = [&] { attention.prepare(engine.view, &engine.stream); };
+  const auto prepare_layer = [&] {
+    attention.prepare(layer, engine.view, chunkattn::NoVariant{}, &engine.stream);
+  };
+  const auto write = [&] {
+    attention.write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+  };
+  const auto run = [&] {
+    attention.run(layer, engine.view, step.q->span(), step.out->span(), {.stream = &engine.stream});
+  };
+  int refusals = 0;
+  const auto all = [&](const auto& call) {
+    for (const auto& function :
+         {std::function<void()>(prepare), std::function<void()>(prepare_layer),
+          std::function<void()>(write), std::function<void()>(run)})
+      call(function);
+  };
+  all([&](const auto& function) {
+    refusals = 0;
+    simt::device().interrupt = [&] {
+      all([&](const auto& other) {
+        CHECK_THROWS_WITH_AS(other(), doctest::Contains("attention = in use by another call: "),
+                             chunkattn::InvalidArgument);
+      });
+      ++refusals;
+    };
+    function();
+    simt::device().interrupt = nullptr;
+    CHECK(refusals > 0);
+  });
+  engine.stream.drain();
   engine.steps.clear();
   check_invariants(engine.tree);
   engine.enqueue();

@@ -105,6 +105,7 @@ struct Device {
   std::map<const unsigned char*, Range> memory;
   std::array<Stream, 2> default_streams;
   std::map<std::string, int> calls;
+  Operation interrupt;  // what another thread does in each call
   std::string failing_call;
   cudaError_t failure = cudaSuccess;
   int calls_before_failure = 0;
@@ -131,6 +132,7 @@ struct Device {
   }
   cudaError_t called(const char* name) {
     ++calls[name];
+    if (interrupt) interrupt();
     if (failing_call == name && calls_before_failure-- == 0) {
       failing_call.clear();
       return result(failure);
