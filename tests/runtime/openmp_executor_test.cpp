@@ -1,5 +1,6 @@
 // OpenMpExecutor: on the library's own threads until the process has a runtime of OpenMP, then on
-// those of that, but not in a child of fork().
+// those of that, but not in a child of fork(). The runtime never starts a thread for which there is
+// no room: it would end the process.
 #include "chunkattn/runtime/openmp_executor.hpp"
 
 #include <dlfcn.h>
@@ -7,15 +8,24 @@
 
 #include <atomic>
 #include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <limits>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "support/forked.hpp"
+#include "support/refused.hpp"
 
 using chunkattn::OpenMpExecutor;
+using chunkattn::ThreadPool;
 
 namespace {
 
@@ -49,6 +59,37 @@ bool rethrows(OpenMpExecutor& executor) {
   return false;
 }
 
+constexpr int skipped = 77;
+
+/// ThreadSanitizer does not know how it synchronises.
+bool load_openmp() {
+  return test::can_fork && ::dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL) != nullptr;
+}
+
+/// A parallel region of the engine's.
+template <class F = void (*)()>
+void region_of(unsigned count, F f = [] {}) {
+  using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  reinterpret_cast<Parallel>(::dlsym(RTLD_DEFAULT, "GOMP_parallel"))(
+      [](void* function) { (*static_cast<F*>(function))(); }, &f, count, 0);
+}
+
+std::ptrdiff_t running_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+template <class F>
+bool refused_for_threads(const F& f) {
+  try {
+    f();
+  } catch (const chunkattn::Error& error) {
+    return std::string_view(error.what())
+        .starts_with("num_threads = 4: expected no more than the system allows, thread 2 could");
+  }
+  return false;
+}
+
 }  // namespace
 
 TEST_CASE("OpenMpExecutor without OpenMP is a ThreadPool") {
@@ -63,9 +104,88 @@ TEST_CASE("OpenMpExecutor without OpenMP is a ThreadPool") {
   CHECK_THROWS_AS(OpenMpExecutor(-1), chunkattn::InvalidArgument);
 }
 
+// GCC's runtime has no threads yet in these children: their parent has not called it.
+TEST_CASE("OpenMpExecutor where the system starts no more threads") {
+  const auto in_child = [](auto test) {
+    const int result = test::in_child([&] { return load_openmp() ? test() : skipped; });
+    if (result == skipped) MESSAGE("SKIPPED: no libgomp.so.1, no user whom limits bind, or TSan");
+    return result == skipped ? 0 : result;
+  };
+  CHECK(in_child([] {
+          if (!test::allow_no_more_threads()) return skipped;
+          return refused_for_threads([] { OpenMpExecutor(4); }) ? 0 : 1;
+        }) == 0);
+  CHECK(in_child([] {  // those that it has are enough
+          OpenMpExecutor executor(4);
+          if (!test::allow_no_more_threads()) return skipped;
+          for (int i = 0; i < 3; ++i)
+            if (!calls_each_once(executor) || !executor.are_openmp()) return 1;
+          OpenMpExecutor other(4);
+          return calls_each_once(other) && other.are_openmp() ? 0 : 2;
+        }) == 0);
+  CHECK(in_child([] {  // a region of the engine's ends some
+          OpenMpExecutor executor(4);
+          if (!test::allow_no_more_threads()) return skipped;
+          region_of(2);
+          while (running_threads() > 2) std::this_thread::yield();
+          if (!refused_for_threads([&] { executor.parallel_for(5, [](int) { ::_exit(1); }); }))
+            return 2;
+          OpenMpExecutor two(2);
+          return calls_each_once(two) && two.are_openmp() ? 0 : 3;
+        }) == 0);
+  CHECK(in_child([] {  // the runtime has none yet for another thread
+          OpenMpExecutor executor(4);
+          std::atomic<bool> is_limited = false;
+          std::atomic<int> result = 0;
+          std::thread other([&] {
+            while (!is_limited) std::this_thread::yield();
+            if (!refused_for_threads([&] { executor.parallel_for(5, [](int) { ::_exit(1); }); }))
+              result = 2;
+          });
+          if (!test::allow_no_more_threads()) ::_exit(skipped);
+          is_limited = true;
+          other.join();
+          return result != 0 ? result.load() : calls_each_once(executor) ? 0 : 3;
+        }) == 0);
+}
+
+TEST_CASE("OpenMpExecutor beside regions of the engine's, and inside of them") {
+  const auto test = [] {
+    if (!load_openmp()) return skipped;
+    for (const int many : {ThreadPool::max_threads + 1, std::numeric_limits<int>::max()}) {
+      if (!test::refused([=] { OpenMpExecutor{many}; }).starts_with("num_threads = ")) return 1;
+    }
+    if (running_threads() != 1) return 2;
+    OpenMpExecutor executor(4), two(2);
+    for (int round = 0; round < 20; ++round) {
+      if (round % 2 == 0) region_of(2);
+      if (round % 3 == 0 && !calls_each_once(two)) return 3;
+      if (round % 5 == 0 &&
+          !std::async(std::launch::async, calls_each_once, std::ref(executor)).get())
+        return 4;
+      if (!calls_each_once(executor) || !executor.are_openmp()) return 5;
+    }
+    // All of them stay, however few calls there are.
+    while (running_threads() > 4) std::this_thread::yield();
+    for (int round = 0; round < 20; ++round) executor.parallel_for(2, [](int) {});
+    if (running_threads() != 4) return 6;
+    std::atomic<int> wrong = 0;
+    region_of(3, [&] { wrong += !calls_each_once(*std::make_unique<OpenMpExecutor>(4)); });
+    if (wrong != 0 || !calls_each_once(executor)) return 7;
+    return test::in_child(
+        [] {  // where the runtime would wait for what did not come along
+          OpenMpExecutor here(3);
+          return calls_each_once(here) && rethrows(here) && !here.are_openmp() ? 0 : 1;
+        },
+        10);
+  };
+  const int result = test::in_child(test);
+  if (result == skipped) MESSAGE("SKIPPED: no libgomp.so.1, or ThreadSanitizer");
+  CHECK((result == 0 || result == skipped));
+}
+
 TEST_CASE("OpenMpExecutor on the threads of OpenMP") {
-  void* const runtime = test::can_fork ? ::dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL) : nullptr;
-  if (runtime == nullptr) {  // ThreadSanitizer does not know how it synchronises
+  if (!load_openmp()) {
     MESSAGE("SKIPPED: no libgomp.so.1, or ThreadSanitizer");
     return;
   }

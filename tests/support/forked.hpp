@@ -2,10 +2,13 @@
 #pragma once
 
 #if !defined(_WIN32)
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <exception>
+#include <system_error>
+#include <thread>
 
 namespace test {
 
@@ -38,6 +41,21 @@ int in_child(const F& f, unsigned seconds = 30) {
   int status = 0;
   if (child < 0 || ::waitpid(child, &status, 0) != child) return -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/// In a child: from now on the system starts no thread. Whether it is so: not everybody may become
+/// a user whom limits bind.
+inline bool allow_no_more_threads() {
+  constexpr unsigned nobody = 65534;
+  const rlimit none{0, 0};
+  if (::geteuid() == 0 && (::setgid(nobody) != 0 || ::setuid(nobody) != 0)) return false;
+  if (::setrlimit(RLIMIT_NPROC, &none) != 0) return false;
+  try {
+    std::thread([] {}).join();
+    return false;
+  } catch (const std::system_error&) {
+    return true;
+  }
 }
 
 }  // namespace test
