@@ -102,12 +102,13 @@ class KvCache<Cpu, T> {
 
   /// A view of K and V of layer `index`, for all chunks that the tree has handed out so far. Call
   /// it again in each step, on the thread that calls the tree: it grows the memory if the tree has
-  /// grown (and throws what grow() throws). Throws InvalidArgument for a layer that there is not.
+  /// grown (and throws what grow() throws). Throws InvalidArgument for a layer that there is not,
+  /// and once the tree has ended.
   [[nodiscard]] KvView<T> layer(int index, DeviceStream<Cpu> = {}) {
     if (tables_.empty()) [[unlikely]]
       detail::fail_argument("layer", index, "a cache that was not moved from");
     if (index < 0 || static_cast<std::size_t>(index) >= tables_.size()) [[unlikely]]
-      detail::fail_argument("layer", index, {"less than num_layers, ", options_.num_layers});
+      detail::fail_argument("layer", index, {"0 to num_layers - 1, ", options_.num_layers - 1});
     const std::size_t needed = chunks_.num_chunks();
     if (needed > num_chunks_) grow(needed);
     const Tables& table = tables_[static_cast<std::size_t>(index)];

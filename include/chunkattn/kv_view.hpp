@@ -65,7 +65,7 @@ struct KvView {
   /// is head `first` of this view. Throws InvalidArgument for heads that this view does not have.
   [[nodiscard]] KvView heads(int first, int count) const {
     if (first < 0 || first >= num_kv_heads) [[unlikely]]
-      detail::fail_argument("first", first, {"a KV head of the view, which has ", num_kv_heads});
+      detail::fail_argument("first", first, {"0 to ", num_kv_heads - 1, ", a KV head of the view"});
     if (count < 1 || count > num_kv_heads - first) [[unlikely]]
       detail::fail_argument(
           "count", count, {"from 1 to ", num_kv_heads - first, ", the view's heads from first on"});

@@ -178,7 +178,7 @@ class PrefixTree {
 
   /// Protects the written prefix of `tokens` from eviction while anything else can be evicted. The
   /// pin is empty if no token is written, or if more than the policy's max_pinned chunks would be
-  /// pinned (by default 0).
+  /// pinned. Throws InvalidArgument where that is 0, as it is by default.
   [[nodiscard]] Pin pin(TokenSpan<Token> tokens, const InsertOptions& options = {}) {
     Tree& tree = enter();
     shared_->expect_handle();

@@ -87,9 +87,9 @@ TEST_CASE_FIXTURE(Fixture, "pieces lie in chunks that the view has") {
   CHECK(of_piece({0, 16, 0, 48}) == "");
   CHECK(of_piece({-1, 0, 16, 48}) == "plan's chunk = -1");
   CHECK(of_piece({3, 0, 16, 48}) == "layer.num_chunks = 3");
-  CHECK(of_piece({0, -1, 16, 48}) == "plan's piece end = 15");
-  CHECK(of_piece({0, 3, -1, 48}) == "plan's piece end = 2");
-  CHECK(of_piece({0, 1, 16, 48}) == "plan's piece end = 17");
+  CHECK(of_piece({0, -1, 16, 48}) == "plan's piece.begin = -1");
+  CHECK(of_piece({0, 3, -1, 48}) == "plan's piece.begin = 3");
+  CHECK(of_piece({0, 1, 16, 48}) == "plan's piece.begin = 1");
 }
 
 TEST_CASE_FIXTURE(Fixture, "rows are written and copied within chunks that the view has") {

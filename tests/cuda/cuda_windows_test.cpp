@@ -445,6 +445,6 @@ TEST_CASE("variants that make no sense are refused before anything has changed")
   CudaOptions::Limits limits = Engine::limits();
   limits.max_windows = 8;
   CHECK(refusal([&] { (void)ChunkAttention<Cuda, head_dim>::workspace_size(limits); }) ==
-        "limits.max_windows = 8: expected at most 7");
+        "limits.max_windows = 8: expected 0 to 7");
   engine.steps.clear();
 }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
@@ -17,6 +18,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "support/attention_case.hpp"
 #include "support/counted_slabs.hpp"
+#include "support/refused.hpp"
 
 using namespace chunkattn;
 using test::Random;
@@ -111,6 +113,31 @@ TEST_CASE("a cache follows its tree") {
   auto sequence = tree.insert(prompt);
   CHECK(cache.layer(0).num_chunks == static_cast<int>(tree.num_chunks()));
   CHECK(tree.num_chunks() >= 63);
+}
+
+TEST_CASE("a cache is refused once its tree has ended") {
+  using Tree = PrefixTree<int, 16>;
+  Tree moved;
+  KvCache<Cpu, float> cache = [&] {
+    Tree tree;
+    KvCache<Cpu, float> made(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+    moved = std::move(tree);
+    return made;
+  }();
+  {
+    auto sequence = moved.insert({1, 2, 3});
+    CHECK(cache.layer(0).num_chunks == 1);
+  }
+  const std::string text = "cache = orphaned: expected one whose tree still exists";
+  moved = Tree();
+  CHECK(test::refused([&] { (void)cache.layer(0); }) == text);
+  cache.poison(0);
+  cache.grow(2);
+  CHECK(test::refused([&] { (void)cache.layer(0); }) == text);
+  CHECK(test::refused([&] { (void)cache.layer(-1); }) ==
+        "layer = -1: expected 0 to num_layers - 1, 0");
+  const KvCache<Cpu, float> other(moved, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  CHECK(other.num_chunks() == 0);
 }
 
 TEST_CASE_TEMPLATE("write stores each row in its slot and touches nothing else", T, float, half,
@@ -250,7 +277,7 @@ TEST_CASE("bad geometry and layers") {
   const Cache huge(32, {.num_layers = 1, .num_kv_heads = 1 << 28, .head_dim = 1 << 25});
   CHECK(huge.bytes_per_chunk() == std::size_t{1} << 61);
   Cache cache(64, {.num_layers = 2, .num_kv_heads = 1, .head_dim = 8}, 1);
-  CHECK(message([&] { static_cast<void>(cache.layer(2)); }).find("layer = 2: expected less") == 0);
+  CHECK(message([&] { static_cast<void>(cache.layer(2)); }).find("layer = 2: expected 0 to num_layers - 1, 1") == 0);
   CHECK(message([&] { static_cast<void>(cache.layer(-1)); }).find("layer = -1") == 0);
 }
 #endif

@@ -105,8 +105,8 @@ TEST_CASE("heads that a view does not have") {
   const auto refused = [&](int first, int count) {
     return test::refused([&] { (void)view.heads(first, count); });
   };
-  CHECK(refused(-1, 1) == "first = -1: expected a KV head of the view, which has 4");
-  CHECK(refused(4, 1) == "first = 4: expected a KV head of the view, which has 4");
+  CHECK(refused(-1, 1) == "first = -1: expected 0 to 3, a KV head of the view");
+  CHECK(refused(4, 1) == "first = 4: expected 0 to 3, a KV head of the view");
   CHECK(refused(1, 0) == "count = 0: expected from 1 to 3, the view's heads from first on");
   CHECK(refused(1, 4) == "count = 4: expected from 1 to 3, the view's heads from first on");
   CHECK(refused(1, 3) == "no error");

@@ -423,7 +423,7 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
   CHECK(make(ElementType::half, {1, 1, 16, 8}) ==
         "options.value_dim = 8: expected that of the attention, 16, or none for it");
   CHECK(make(ElementType::half, {0, 1}).starts_with("options.num_layers = 0"));
-  CHECK(refused([&] { (void)cache->layer(1); }) == "layer = 1: expected less than num_layers, 1");
+  CHECK(refused([&] { (void)cache->layer(1); }) == "layer = 1: expected 0 to num_layers - 1, 0");
   CHECK(refused([&] { (void)cache->layer(0, out.data()); }).starts_with("stream = non-null"));
 
   any->prepare(problem.view);

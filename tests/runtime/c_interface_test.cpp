@@ -260,7 +260,7 @@ TEST_CASE("objects that cannot be made say why") {
   CHECK(refused([](auto& c) { c.num_kv_heads = 0; }) ==
         "config.num_kv_heads = 0: expected at least 1");
   CHECK(refused([](auto& c) { c.num_qo_heads = 3; }) ==
-        "config.num_qo_heads = 3: expected a multiple of num_kv_heads = 2, at most 65536");
+        "config.num_qo_heads = 3: expected a positive multiple of num_kv_heads = 2, at most 65536");
   CHECK(
       refused([](auto& c) { c.num_qo_heads = 65538; }).starts_with("config.num_qo_heads = 65538"));
   CHECK(refused([](auto& c) { c.num_qo_heads = 0; }).starts_with("config.num_qo_heads = 0"));

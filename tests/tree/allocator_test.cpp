@@ -346,7 +346,7 @@ TEST_CASE("an allocator that answers what is no free chunk is named, and nothing
     refused(lie, countdown, why, [&] { (void)step.add(a, 100, {.tokens = fresh}); });
     if (countdown == 0) refused(lie, countdown, why, [&] { (void)a.fork(); });
   };
-  const std::string range = "a chunk below its high_water(), 64, or no_chunk, -1";
+  const std::string range = "a chunk from 0 on, below its high_water(), 64, or no_chunk, -1";
   for (const int countdown : {0, 1, 3}) {
     for (const ChunkIndex lie : {-2, -1000000, 64, 0x7fffffff}) everywhere(lie, countdown, range);
     everywhere(0, countdown, "a free chunk; the tree has this one already");  // of a live sequence

@@ -37,7 +37,7 @@ void drop_elsewhere(T&& handle) {
 TEST_CASE("a sequence dropped by another thread leaves at the tree's next call") {
   for (const int call : {0, 1, 2, 3}) {
     CAPTURE(call);
-    Tree tree;
+    Tree tree({}, {}, Lru{.max_pinned = 8});
     auto s = tree.insert(iota(0, 6));
     auto other = tree.insert(iota(50, 6));
     drop_elsewhere(std::move(s));
@@ -62,7 +62,7 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   // Whether `call`, given the tree, a sequence and an open step that has it, lets the one leave
   // that was dropped elsewhere before.
   const auto applies_drops = [](const auto& call) {
-    Tree tree;
+    Tree tree({}, {}, Lru{.max_pinned = 8});
     auto dropped = tree.insert(iota(0, 6));
     auto kept = tree.insert(iota(50, 6));
     AttentionPlan plan;

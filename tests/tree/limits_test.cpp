@@ -232,8 +232,10 @@ TEST_CASE("K/V memory that was moved from") {
   CHECK(refused([&] { for_each_kv_span(s, {0, 6}, cache, [](const auto&) {}); }) == text);
   cache.poison(0);
   CHECK(moved.layer(0).k_row(0, 0, 0)[0] == 7);
-  CHECK(starts(refused([&] { (void)moved.layer(2); }),
-               "layer = 2: expected less than num_layers, 2"));
+  CHECK(
+      starts(refused([&] { (void)moved.layer(2); }), "layer = 2: expected 0 to num_layers - 1, 1"));
+  CHECK(starts(refused([&] { (void)moved.layer(-1); }),
+               "layer = -1: expected 0 to num_layers - 1, 1"));
   cache = std::move(moved);
   CHECK(cache.layer(0).k_row(0, 0, 0)[0] == 7);
 }
@@ -248,10 +250,11 @@ TEST_CASE("K/V memory follows its tree when it is moved, and stays when the tree
   auto t = moved->insert(iota(100, 40));
   CHECK(cache.layer(0).num_chunks == 12);
   CHECK(cache.tree_id() == t.tree_id());
-  cache.layer(1).v_row(11, 0, 3)[7] = 5;
+  const auto layer = cache.layer(1);
+  layer.v_row(11, 0, 3)[7] = 5;
   moved.reset();
-  CHECK(cache.layer(1).num_chunks == 12);
-  CHECK(cache.layer(1).v_row(11, 0, 3)[7] == 5);
+  CHECK(cache.num_chunks() == 12);
+  CHECK(layer.v_row(11, 0, 3)[7] == 5);
   CHECK(starts(refused([&] { for_each_kv_span(s, {0, 6}, cache, [](const auto&) {}); }),
                "sequence = orphaned"));
   Tree next;

@@ -319,9 +319,20 @@ TEST_CASE("a pin outlives its sequence, its tree and its position in the tree's 
   }
   CHECK_FALSE(orphan);
   orphan = Tree::Pin();
-  PrefixTree<int, 4, PoolAllocator, NoRetention>
-      nothing_kept;  // the paper's policy: no cache, nothing to pin
-  auto s = nothing_kept.insert(iota(0, 8));
-  test::load(s);
-  CHECK_FALSE(nothing_kept.pin(iota(0, 8)));
+}
+
+TEST_CASE("pin() is refused where no pin could ever hold anything") {
+  const auto refusal = [](auto& tree) {
+    auto s = tree.insert(iota(0, 8));
+    test::load(s);
+    return test::refused([&] { (void)tree.pin(iota(0, 8)); });
+  };
+  PrefixTree<int, 4> usual;
+  PrefixTree<int, 4, PoolAllocator, NoRetention> nothing_kept;
+  PrefixTree<int, 4, PoolAllocator, CachePolicy> learning({}, {}, {.learns = true});
+  const std::string text =
+      "max_pinned = 0: expected at least 1 in the tree's retention policy: pins may cover no chunk";
+  CHECK(refusal(usual) == text);
+  CHECK(refusal(nothing_kept) == text);
+  CHECK(refusal(learning) == text);
 }

@@ -191,7 +191,7 @@ class TensorsTest(unittest.TestCase):
         self.refused("soft_cap and sinks", lambda: run(cache, 0, view, q, out, soft_cap=1, sinks=torch.zeros(2)))
         self.refused("Sinks::logits", lambda: run(cache, 0, view, q, out, sinks=torch.zeros(3)))
         self.refused("SlidingWindow::size = 0", lambda: run(cache, 0, view, q, out, window=0))
-        self.refused("layer = 1: expected less than num_layers, 1", lambda: run(cache, 1, view, q, out))
+        self.refused("layer = 1: expected 0 to num_layers - 1, 0", lambda: run(cache, 1, view, q, out))
         self.refused("dtype = 'int3'", lambda: self.attention.make_cache(self.tree, "int3", 1, 1))
         other = chunkattn.Attention(*SIZE, threads=1).make_cache(chunkattn.Tree(), "float32", 1, 2)
         self.refused("tree", lambda: run(other, 0, view, q, out))

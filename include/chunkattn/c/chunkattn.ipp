@@ -140,9 +140,9 @@ inline void check_heads(const chunkattn_config& config) {
   check_argument(config.num_kv_heads > 0, "config.num_kv_heads", config.num_kv_heads, "at least 1");
   if (config.num_qo_heads <= 0 || config.num_qo_heads > max_qo_heads ||
       config.num_qo_heads % config.num_kv_heads != 0) [[unlikely]]
-    fail_argument(
-        "config.num_qo_heads", config.num_qo_heads,
-        {"a multiple of num_kv_heads = ", config.num_kv_heads, ", at most ", max_qo_heads});
+    fail_argument("config.num_qo_heads", config.num_qo_heads,
+                  {"a positive multiple of num_kv_heads = ", config.num_kv_heads, ", at most ",
+                   max_qo_heads});
   check_argument(config.accuracy == CHUNKATTN_TWO_TERMS || config.accuracy == CHUNKATTN_ONE_TERM,
                  "config.accuracy", config.accuracy,
                  "CHUNKATTN_TWO_TERMS = 0 or CHUNKATTN_ONE_TERM = 1");

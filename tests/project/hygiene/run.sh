@@ -420,11 +420,18 @@ END
     echo "the headers can be wrapped in a namespace, and define nothing outside their own"
     ;;
   quick_start)
+    forget_write() {  # forget_write NAME FILE: without its write() the program says what is missing
+      sed '/attention\.write/d' "$2" >"$work/forgotten.cpp"
+      "$cxx" -std=c++20 -O0 -DCHUNKATTN_ISA=portable -I include "$work/forgotten.cpp" -o "$work/forgotten" -pthread
+      if "$work/forgotten" >"$work/log" 2>&1; then fail "README's $1 runs without write()"; fi
+      grep -q 'layer = 0: expected step 1 to write it before run()' "$work/log" || { cat "$work/log"; exit 1; }
+    }
     "$root/tools/quick_start.sh" README.md first >"$work/first.cpp"
     # shellcheck disable=SC2086
     "$cxx" -std=c++20 -O0 $strict -I include "$work/first.cpp" -o "$work/first" -pthread
     "$work/first" >"$work/printed" || fail "README's first program does not run"
     grep -qxFf "$work/printed" README.md || fail "README's first program prints what the README does not show"
+    forget_write "first program" "$work/first.cpp"
     "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
     lines=$(wc -l <"$work/quick_start.cpp")
     [ "$lines" -le 40 ] || fail "README's quick start has $lines lines, at most 40 are allowed"
@@ -435,10 +442,7 @@ END
       README.md >"$work/shown"
     ! grep -E '(g|c)\+\+ -std=' README.md | grep -v -e ' -O2 ' || fail "README's command above lacks -O2"
     diff "$work/shown" "$work/printed" || fail "README's quick start does not print what the README shows (<)"
-    sed '/attention\.write/d' "$work/quick_start.cpp" >"$work/forgotten.cpp"
-    "$cxx" -std=c++20 -O0 -DCHUNKATTN_ISA=portable -I include "$work/forgotten.cpp" -o "$work/forgotten" -pthread
-    if "$work/forgotten" >"$work/log" 2>&1; then fail "README's quick start runs without write()"; fi
-    grep -q 'layer = 0: expected step 1 to write it before run()' "$work/log" || { cat "$work/log"; exit 1; }
+    forget_write "quick start" "$work/quick_start.cpp"
     echo "README's quick start: $lines lines, builds, runs and prints what the README shows"
     ;;
   amalgamated)

@@ -84,7 +84,7 @@ class KvCache<Cuda, T> {
   ///                only if it is given here.
   [[nodiscard]] KvView<T> layer(int index, cudaStream_t stream = nullptr) {
     detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
-                           {"less than num_layers, ", options_.num_layers});
+                           {"0 to num_layers - 1, ", options_.num_layers - 1});
     detail::check_argument(table_.data() != nullptr, "layer", index,
                            "a cache that was not moved from");
     const std::size_t needed = chunks_.num_chunks();

@@ -48,7 +48,7 @@ struct UploadCounts {
                                     std::pair{"limits.max_partial_rows", limits.max_partial_rows}})
     detail::check_argument(value.value_or(0) >= 0, name, value.value_or(0), "a count");
   detail::check_argument(limits.max_windows >= 0 && limits.max_windows < ScheduleCache::most,
-                         "limits.max_windows", limits.max_windows, "at most 7");
+                         "limits.max_windows", limits.max_windows, "0 to 7");
   const auto complete = [](std::optional<std::int32_t>& limit, std::int32_t usual) {
     limit = limit.value_or(usual);
   };

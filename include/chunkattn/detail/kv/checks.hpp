@@ -64,7 +64,7 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
 template <class T>
 [[noreturn]] CHUNKATTN_COLD void fail_chunk(const KvView<T>& view, const PlanView& plan,
                                             ChunkIndex chunk) {
-  check_argument(chunk >= 0, "plan's chunk", chunk, "an index");
+  check_argument(chunk >= 0, "plan's chunk", chunk, "0 to layer.num_chunks - 1");
   for (int s = 0; s < plan.num_segments; ++s)
     for (int p = 0; p < plan.segments[s].num_pieces; ++p)
       chunk = (std::max)(chunk, plan.pieces[plan.segments[s].piece_begin + p].chunk);
@@ -90,8 +90,9 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
         fail_chunk(view, plan, piece[p].chunk);
       if (piece[p].begin < 0 || piece[p].length < 0 ||
           piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
-        fail_argument("plan's piece end", piece[p].begin + piece[p].length,
-                      {"at most layer.chunk_size, ", view.chunk_size});
+        fail_argument("plan's piece.begin", piece[p].begin,
+                      {"positions of a chunk, 0 to ", view.chunk_size - 1,
+                       ", as many as piece.length = ", piece[p].length});
     }
   }
 }
@@ -111,7 +112,7 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
     if (target.chunk == no_chunk) continue;
     check_chunk(target.chunk);
     check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
-                   "less than layer.chunk_size");
+                   {"0 to layer.chunk_size - 1, ", view.chunk_size - 1});
   }
   for (int i = 0; i < plan.num_copies; ++i) {
     const RowCopy& copy = plan.copies[i];

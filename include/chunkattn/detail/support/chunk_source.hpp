@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "check.hpp"
 #include "config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -13,7 +14,7 @@ namespace detail {
 
 class StepObservers;
 
-/// How many chunks a tree has handed out: valid wherever the tree is moved, and 0 once it is gone.
+/// How many chunks a tree has handed out, wherever the tree is moved.
 struct ChunkSource {
   std::shared_ptr<const void> tree;                      ///< keeps what it reads alive
   std::size_t (*chunks_of)(const void* tree) = nullptr;  ///< reads it
@@ -21,7 +22,8 @@ struct ChunkSource {
   /// Subscribers to the tree's steps, for KvCacheOptions::check_writes; null: none.
   std::shared_ptr<StepObservers> step_observers{};
 
-  /// One more than the largest chunk index handed out.
+  /// One more than the largest chunk index handed out; 0 without a tree.
+  /// \throws InvalidArgument once the tree has ended
   [[nodiscard]] std::size_t num_chunks() const { return tree ? chunks_of(tree.get()) : 0; }
 };
 
@@ -32,7 +34,8 @@ struct ChunkAccess {
     const auto& core = tree.core();
     const auto chunks_of = [](const void* memory) -> std::size_t {
       const auto& shared = *static_cast<const typename Tree::Shared*>(memory);
-      return shared.tree ? shared.tree->core.chunk_table.allocator().high_water() : 0;
+      check_argument(shared.tree.has_value(), "cache", "orphaned", "one whose tree still exists");
+      return shared.tree->core.chunk_table.allocator().high_water();
     };
     return {tree.shared_, chunks_of, core.id, core.steps.observers()};
   }

@@ -245,8 +245,9 @@ class ChunkTable {
   [[gnu::noinline]] void register_chunk(ChunkIndex s) {
     const std::size_t end = allocator_.high_water();
     if (s < 0 || to_size(s) >= end) [[unlikely]]
-      fail_argument("allocator.allocate()", s,
-                    {"a chunk below its high_water(), ", end, ", or no_chunk, ", no_chunk});
+      fail_argument(
+          "allocator.allocate()", s,
+          {"a chunk from 0 on, below its high_water(), ", end, ", or no_chunk, ", no_chunk});
     acquired_.push_back(s);  // given back if there is no memory
     grow(end);
     acquired_.pop_back();

@@ -184,6 +184,8 @@ class TokenTree {
 
   /// Pins what is written of these tokens; the pin's index, or none.
   std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
+    check_argument(core.retention.rules().max_pinned > 0, "max_pinned", 0,
+                   "at least 1 in the tree's retention policy: pins may cover no chunk");
     PathMatch match = find(tokens, options);
     trim_to_written(match);
     return match.length == 0 ? none : core.retention.pin(match);

@@ -60,9 +60,9 @@ template <class Sequence>
 void check_known(const Sequence& sequence, TokenRange range) {
   const auto size = static_cast<std::int64_t>(sequence.size());
   check_argument(range.begin >= 0 && range.begin <= size, "range.begin", range.begin,
-                 "a position of the sequence");
+                 {"0 to the sequence's end, ", size});
   check_argument(range.length >= 0 && range.length <= size - range.begin, "range.length",
-                 range.length, "an end within the sequence's known tokens");
+                 range.length, {"an end within the sequence's ", size, " known tokens"});
 }
 
 /// Checks that the range is within the sequence, and that the cache has memory for it.
