@@ -248,7 +248,7 @@ TEST_CASE("every allocation of a scenario fails once") {
 
 TEST_CASE("what is refused changes nothing") {
   using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
-  Tree tree(PoolAllocator{.max_chunks = 2});
+  Tree tree(PoolAllocator{.max_chunks = 2}, {}, NoRetention{.max_pinned = 1});
   auto s = tree.insert(iota(0, 7));
   (void)tree.begin_step();
   const std::vector<int> long_prompt = iota(100, 9), unwritten = iota(0, 3);
