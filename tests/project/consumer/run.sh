@@ -79,6 +79,7 @@ case $mode in
       exit 1
     fi
     ;;
+  layouts) source "$here/layouts.sh" ;;
   add_subdirectory)
     configure "$mode" -DCHUNKATTN_ROOT="$root"
     build_and_run
