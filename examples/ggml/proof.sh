@@ -96,6 +96,18 @@ python3 "$here/check/backend_ops.py" "$folder/test_backend_ops.log" --heads "$he
 say "the plugin beside ggml's own code"
 "$folder/plugin/check_attention" "$plugin" --rounds 1 --quick 2>/dev/null
 
+say "layers of one graph: a mask is read once, and again when it may have changed"
+most=3  # per cent of attention's time that plans may take: in the best of some runs, beside other work
+for ((round = 1; ; ++round)); do
+  CHUNKATTN_GGML_STATISTICS=1 "$folder/plugin/check_layers" "$plugin" >"$folder/layers.log" 2>&1 ||
+    { cat "$folder/layers.log"; fail "check_layers"; }
+  percent=$(sed -nE 's/.*plans ([0-9.]+) ms, attention ([0-9.]+) ms.*/\1 \2/p' "$folder/layers.log" | awk '{print 100 * $1 / $2}')
+  grep NMSE "$folder/layers.log"
+  echo "plans took ${percent:?no statistics} % of attention's time"
+  awk "BEGIN {exit !($percent <= $most)}" && break
+  [ $round -lt 5 ] || fail "plans may take $most %"
+done
+
 say "faults: llama.cpp continues without, and says so"
 bash "$here/check/faults.sh" "$build/bin/test-backend-ops" "$plugin" "$folder/faults"
 

@@ -1,5 +1,6 @@
 // Masks as forests of segments: that each row of the plan sees the cells that the mask shows it,
-// once each, whatever the mask; and that masks which are forests become one.
+// once each, whatever the mask; that masks which are forests become one; and when a plan is that of
+// another layer.
 #include "examples/ggml/src/mask_forest.hpp"
 
 #include <doctest/doctest.h>
@@ -12,6 +13,7 @@
 #include <set>
 #include <vector>
 
+#include "examples/ggml/src/evaluations.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -146,7 +148,9 @@ bool is_forest(Mask& mask) {
 TEST_CASE("random forests are found, whatever the order of cells and rows") {
   test::Random random(1);
   for (int round = 0; round < test::scaled(300); ++round) {
-    Mask mask(random.uniform(1, 3), random.uniform(1, 12), random.uniform(1, 80));
+    const bool large = random.chance(0.1);
+    Mask mask(random.uniform(1, 3), random.uniform(1, large ? 200 : 12),
+              random.uniform(1, large ? 400 : 80));
     for (int s = 0; s < mask.streams; ++s) {
       std::vector<int> rows, cells;
       for (int r = 0; r < mask.rows; ++r) rows.push_back(r);
@@ -157,7 +161,7 @@ TEST_CASE("random forests are found, whatever the order of cells and rows") {
       grow(mask, s, rows, cells, random);
     }
     MaskForest forest;
-    REQUIRE(forest.update(mask.view()));
+    forest.build(mask.view());
     CHECK(!forest.has_table());
     check(mask, forest);
   }
@@ -174,12 +178,12 @@ TEST_CASE("random masks become a forest if they are one, else a table") {
         for (int c = 0; c < mask.cells; ++c)
           if (random.chance(0.5)) mask.at(s, r, c) = random.chance(0.5) ? shown : minus_zero;
     const bool expected = is_forest(mask);
-    forest.update(mask.view());
+    forest.build(mask.view());
     CHECK(forest.has_table() == !expected);
     check(mask, forest);
     ++(expected ? forests : tables);
     mask.at(0, 0, 0) = one_half;
-    REQUIRE(forest.update(mask.view()));
+    forest.build(mask.view());
     CHECK(forest.has_table());
     check(mask, forest);
   }
@@ -192,9 +196,10 @@ TEST_CASE("a causal prompt after a shared prefix is few segments") {
   for (int r = 0; r < 200; ++r)
     for (int c = 0; c <= 500 + r; ++c) mask.at(0, r, c) = shown;
   MaskForest forest;
-  forest.update(mask.view());
+  forest.build(mask.view());
   CHECK(!forest.has_table());
   CHECK(forest.plan().num_segments <= 5);
+  CHECK(forest.plan().num_pieces == forest.plan().num_segments);  // not one for each token
   check(mask, forest);
 }
 
@@ -207,7 +212,7 @@ TEST_CASE("decoding sequences that share a prompt: one segment for it, one for e
     for (int step = 0; step < steps; ++step) mask.at(0, r, prompt + step * sequences + r) = shown;
   }
   MaskForest forest;
-  forest.update(mask.view());
+  forest.build(mask.view());
   const PlanView plan = forest.plan();
   CHECK(!forest.has_table());
   REQUIRE(plan.num_segments == 1 + sequences);
@@ -222,36 +227,86 @@ TEST_CASE("a window that moves is no forest") {
   for (int r = 0; r < 10; ++r)
     for (int c = r; c < r + 15; ++c) mask.at(0, r, c) = shown;
   MaskForest forest;
-  forest.update(mask.view());
+  forest.build(mask.view());
   CHECK(forest.has_table());
   check(mask, forest);
   CHECK(forest.plan().row_kv_len[0] == 24);  // no row sees the cells after it
 }
 
-TEST_CASE("a plan is kept while the mask has the same bits") {
+TEST_CASE("two prompts in one batch are a path each") {
+  // Rows of 40 tokens of each after 100 cells of its own, as llama.cpp puts them after one another.
+  Mask mask(1, 80, 300);
+  for (int r = 0; r < 80; ++r) {
+    const int prompt = r / 40;
+    for (int c = 0; c < 100; ++c) mask.at(0, r, prompt * 100 + c) = shown;
+    for (int c = 0; c <= r % 40; ++c) mask.at(0, r, 200 + prompt * 40 + c) = shown;
+  }
+  MaskForest forest;
+  forest.build(mask.view());
+  CHECK(!forest.has_table());
+  CHECK(forest.plan().num_segments == 2);
+  CHECK(forest.plan().num_pieces == 4);
+  check(mask, forest);
+}
+
+TEST_CASE("one forest makes the plans of masks of any shape, one after another") {
   Mask mask(2, 3, 20);
   for (int r = 0; r < 3; ++r)
     for (int c = 0; c < 10 + r; ++c) mask.at(0, r, c) = mask.at(1, r, c) = shown;
   MaskForest forest;
-  CHECK(forest.update(mask.view()));
-  CHECK(!forest.update(mask.view()));
-  const Mask same = mask;
-  CHECK(!forest.update(same.view()));
-  mask.at(1, 2, 12) = shown;
-  CHECK(forest.update(mask.view()));
+  forest.build(mask.view());
   check(mask, forest);
-  MaskView narrower = mask.view();
-  --narrower.cells;
-  CHECK(forest.update(narrower));
+  const std::uint64_t version = forest.plan().pieces_version;
+  mask.at(1, 2, 12) = shown;
+  forest.build(mask.view());
+  CHECK(forest.plan().pieces_version > version);
+  check(mask, forest);
   MaskView one_for_all = mask.view();
   one_for_all.stream_stride = 0;
-  CHECK(forest.update(one_for_all));
+  forest.build(one_for_all);
+  for (int r = 0; r < 3; ++r) std::copy_n(&mask.at(0, r, 0), 20, &mask.at(1, r, 0));
+  check(mask, forest);
   MaskView none = mask.view();
   none.bits = nullptr;
-  CHECK(forest.update(none));
-  CHECK(!forest.update(none));
+  forest.build(none);
   CHECK(!forest.has_table());
   for (int row = 0; row < 6; ++row) CHECK(forest.plan().row_kv_len[row] == 20);
+}
+
+// As ggml's scheduler does: it asks about the nodes of a graph, numbers the graph and its parts,
+// and computes some of the parts with us, as often as it likes.
+TEST_CASE("no two evaluations of graphs are taken for one, whichever parts are ours") {
+  test::Random random(3);
+  plugin::Evaluations evaluations;
+  std::uint64_t numbers = 0, graphs = 0;
+  int begun = 0, expected = 0;
+  for (int graph = 0; graph < 1000; ++graph) {
+    graphs += static_cast<std::uint64_t>(random.uniform(1, 40));
+    ++numbers;
+    std::vector<std::uint64_t> ours;
+    for (int part = random.uniform(1, 9); part > 0; --part)
+      if (++numbers; ours.empty() || random.chance(0.5)) ours.push_back(numbers);
+    for (int again = random.uniform(1, 3); again > 0; --again) {
+      const std::size_t computed = 1 + random.index(ours.size());  // the others: an error, an abort
+      for (std::size_t i = 0; i < computed; ++i) {
+        const bool begins = evaluations.begins(ours[i], graphs);
+        CHECK(begins == (i == 0));
+        begun += begins;
+      }
+      ++expected;
+    }
+  }
+  CHECK(begun == expected);
+}
+
+TEST_CASE("what no scheduler has numbered is an evaluation of its own") {
+  plugin::Evaluations evaluations;
+  CHECK(evaluations.begins(0, 0));
+  CHECK(evaluations.begins(0, 0));
+  CHECK(evaluations.begins(7, 0));
+  CHECK(!evaluations.begins(8, 0));
+  CHECK(evaluations.begins(0, 0));
+  CHECK(evaluations.begins(9, 0));
 }
 
 }  // namespace

@@ -5,9 +5,10 @@ usage: texts.py BIN PLUGIN MODEL [--types f32,f16,bf16] [--tokens N]
 
 llama-completion with prompts of their own; llama-server with requests at once that share a prompt, by unified K/V.
 MODEL is to have F32 weights: products with quantised ones round their inputs to 8 bits, so that a difference in the
-last bit becomes one that changes texts (llama.cpp's with -fa on and -fa off differ then, too). Where K/V are F16 or
-BF16, ggml rounds queries, and for F16 sums, to 16 bits, which the plugin does not: differences are shown, and are
-failures of f32 alone."""
+last bit becomes one that changes texts (llama.cpp's with -fa on and -fa off differ then, too). Types are those of K/V
+memory: llama.cpp casts F32 to F16 before attention. ggml rounds queries, and for F16 sums, to K/V's 16 bits, which the
+plugin does not, so a text may differ with any type: f32's have all been equal, and are failures if they are not; of the
+others differences are shown."""
 import argparse
 import concurrent.futures
 import json

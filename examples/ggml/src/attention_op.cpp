@@ -127,11 +127,11 @@ void AttentionOp::run(const ggml_tensor& node) {
                   static_cast<float*>(node.data) + line * static_cast<std::size_t>(own.value_dim));
 
   ++totals_.calls;
-  totals_.compare_and_plan_s += planned - start;
+  totals_.plan_s += planned - start;
   totals_.attention_s += seconds() - planned;
 }
 
-// The plan of the node's mask: of this step, or the same as in another layer.
+// The plan of the node's mask: the same as in another layer, or a new one.
 const MaskForest& AttentionOp::forest_of(const ggml_tensor& node) {
   const ggml_tensor &q = *node.src[0], &k = *node.src[1];
   const ggml_tensor* const mask = node.src[3];
@@ -144,22 +144,21 @@ const MaskForest& AttentionOp::forest_of(const ggml_tensor& node) {
     view.row_stride = stride(*mask, 1);
     view.stream_stride = mask->ne[3] == 1 ? 0 : stride(*mask, 3);
   }
+  const auto end = known_.begin() + static_cast<std::ptrdiff_t>(num_known_);
+  auto known = std::find_if(known_.begin(), end, [&](const Known& each) {
+    return each.mask == mask && each.view == view;
+  });
+  if (known != end) return known->forest;
   constexpr std::size_t most = 4;
-  auto known = std::find_if(known_.begin(), known_.end(),
-                            [&](const Known& each) { return each.mask == view.bits; });
-  if (known == known_.end() && known_.size() < most) {
-    known = known_.emplace(known_.end());
-  } else if (known == known_.end()) {
-    known = std::min_element(known_.begin(), known_.end(), [](const Known& a, const Known& b) {
-      return a.last_use < b.last_use;
-    });
-  }
-  known->mask = view.bits;
-  known->last_use = ++uses_;
-  if (known->forest.update(view)) {
-    ++totals_.plans;
-    if (known->forest.has_table()) ++totals_.tables;
-  }
+  if (num_known_ == most) num_known_ = 0;
+  if (num_known_ == known_.size()) known_.emplace_back();
+  known = known_.begin() + static_cast<std::ptrdiff_t>(num_known_);
+  known->mask = mask;
+  known->view = view;
+  known->forest.build(view);
+  ++num_known_;  // not before, in case memory is short
+  ++totals_.plans;
+  if (known->forest.has_table()) ++totals_.tables;
   return known->forest;
 }
 

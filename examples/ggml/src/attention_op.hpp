@@ -5,6 +5,7 @@
 #include <ggml.h>
 
 #include <chunkattn/runtime/any_attention.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,24 +27,28 @@ class AttentionOp {
   /// Threads, the caller's included.
   void set_threads(int count) { workers_.set_concurrency(count); }
 
+  /// Before nodes of another evaluation of a graph, whose masks may have other values where those
+  /// of the last one were.
+  void forget_masks() noexcept { num_known_ = 0; }
+
   /// Computes a node that is taken, whose tensors are in host memory.
   /// \throws std::bad_alloc without memory
   void run(const ggml_tensor& node);
 
   /// What it has done so far.
   struct Totals {
-    std::int64_t calls = 0;         ///< nodes computed
-    std::int64_t plans = 0;         ///< masks that became plans
-    std::int64_t tables = 0;        ///< of them, those that are no forest
-    double compare_and_plan_s = 0;  ///< for finding out whether the mask is known, and plans
-    double attention_s = 0;         ///< for everything else
+    std::int64_t calls = 0;   ///< nodes computed
+    std::int64_t plans = 0;   ///< masks that became plans
+    std::int64_t tables = 0;  ///< of them, those that are no forest
+    double plan_s = 0;        ///< for plans
+    double attention_s = 0;   ///< for everything else
   };
   [[nodiscard]] const Totals& totals() const noexcept { return totals_; }
 
  private:
-  struct Known {  // a mask by its address: a model may have several, for layers of several kinds
-    const void* mask = nullptr;
-    std::uint64_t last_use = 0;
+  struct Known {  // a model may have several masks, for layers of several kinds
+    const ggml_tensor* mask = nullptr;
+    MaskView view;
     MaskForest forest;
   };
 
@@ -54,8 +59,8 @@ class AttentionOp {
 
   Workers workers_;
   std::map<std::tuple<int, int, float>, std::unique_ptr<chunkattn::AnyAttention>> attentions_;
-  std::vector<Known> known_;
-  std::uint64_t uses_ = 0;
+  std::vector<Known> known_;  // the first num_known_ are of this evaluation
+  std::size_t num_known_ = 0;
   std::vector<float> queries_;  // where they do not lie as kernels want them
   PaddedHeads padded_k_, padded_v_;
   std::vector<float> padded_out_;

@@ -5,7 +5,9 @@
 #include <ggml-backend.h>
 #include <ggml-impl.h>
 
+#include <atomic>
 #include <chunkattn/version.hpp>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +19,7 @@
 #include <string_view>
 
 #include "attention_op.hpp"
+#include "evaluations.hpp"
 #include "kernels.hpp"
 
 #define PLUGIN_TEXT_OF(x) #x
@@ -34,30 +37,39 @@ constexpr const char* built_for = "built for ggml " PLUGIN_GGML_VERSION;
 
 // --- the backend: what computes ---
 
-plugin::AttentionOp& op_of(ggml_backend_t backend) {
-  return *static_cast<plugin::AttentionOp*>(backend->context);
+struct Context {
+  plugin::AttentionOp op;
+  plugin::Evaluations evaluations;
+};
+Context& context_of(ggml_backend_t backend) {
+  return *static_cast<Context*>(backend->context);
 }
 
+// How many nodes of attention a scheduler has asked for: more than before, where a graph was made.
+std::atomic<std::uint64_t> nodes_asked_for = 0;
+
 void free_backend(ggml_backend_t backend) {
-  const plugin::AttentionOp::Totals& totals = op_of(backend).totals();
+  const plugin::AttentionOp::Totals& totals = context_of(backend).op.totals();
   if (std::getenv("CHUNKATTN_GGML_STATISTICS") != nullptr)  // not by the log, which may be filtered
     std::fprintf(stderr,
                  "%s: %lld calls, %lld plans, of which %lld as tables; plans %.3f ms, attention "
                  "%.3f ms\n",
                  name, static_cast<long long>(totals.calls), static_cast<long long>(totals.plans),
-                 static_cast<long long>(totals.tables), 1e3 * totals.compare_and_plan_s,
+                 static_cast<long long>(totals.tables), 1e3 * totals.plan_s,
                  1e3 * totals.attention_s);
-  delete &op_of(backend);
+  delete &context_of(backend);
   delete backend;
 }
 
 ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
+  auto& [op, evaluations] = context_of(backend);
+  if (evaluations.begins(graph->uid, nodes_asked_for)) op.forget_masks();
   for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
     const ggml_tensor& node = *ggml_graph_node(graph, i);
     // Views and the like are in a graph, but there is nothing to compute.
     if (node.op != GGML_OP_FLASH_ATTN_EXT || (node.flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
     try {
-      op_of(backend).run(node);
+      op.run(node);
     } catch (const std::bad_alloc&) {
       return GGML_STATUS_ALLOC_FAILED;
     } catch (const std::exception& error) {
@@ -69,7 +81,7 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
 }
 
 void set_n_threads(ggml_backend_t backend, int count) {
-  op_of(backend).set_threads(count);
+  context_of(backend).op.set_threads(count);
 }
 
 ggml_guid_t guid() {
@@ -84,10 +96,10 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char*) {
     functions.get_name = [](ggml_backend_t) { return name; };
     functions.free = free_backend;
     functions.graph_compute = compute;
-    auto op = std::make_unique<plugin::AttentionOp>();
-    op->set_threads(GGML_DEFAULT_N_THREADS);
-    auto* const backend = new ggml_backend{guid(), functions, device, op.get()};
-    op.release();
+    auto context = std::make_unique<Context>();
+    context->op.set_threads(GGML_DEFAULT_N_THREADS);
+    auto* const backend = new ggml_backend{guid(), functions, device, context.get()};
+    context.release();
     return backend;
   } catch (const std::exception& error) {
     GGML_LOG_ERROR("%s: %s\n", name, error.what());
@@ -133,6 +145,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* node) {
     case GGML_OP_TRANSPOSE:
       return true;
     case GGML_OP_FLASH_ATTN_EXT:
+      ++nodes_asked_for;
       if (const char* const reason = plugin::reason_to_decline(*node)) {
         log_declined(reason);
         return false;

@@ -1,11 +1,9 @@
 #include "mask_forest.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include <bit>
+#include <chunkattn/element.hpp>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 namespace plugin {
@@ -17,23 +15,39 @@ bool shows(std::uint16_t bits) noexcept {
   return (bits & 0x7fff) == 0;
 }
 
-/// The value of a 16-bit float.
-float value_of(std::uint16_t bits) noexcept {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const float size = exponent == 31 ? (fraction == 0 ? std::numeric_limits<float>::infinity()
-                                                     : std::numeric_limits<float>::quiet_NaN())
-                     : exponent == 0
-                         ? std::ldexp(static_cast<float>(fraction), -24)
-                         : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-  return (bits & 0x8000) != 0 ? -size : size;
+/// Calls found(cell) where a row begins or ceases to see cells, in their order. False: the row has
+/// other values than 0 and minus infinity.
+template <class F>
+bool find_changes(std::span<const std::uint16_t> row, F&& found) {
+  constexpr std::size_t block = 64;  // without a change as a rule: some vectors that are compared
+  bool seen = false;
+  for (std::size_t begin = 0; begin < row.size(); begin += block) {
+    const std::span<const std::uint16_t> cells =
+        row.subspan(begin, std::min(block, row.size() - begin));
+    const std::uint16_t expected = seen ? 0 : minus_infinity;
+    const std::uint16_t care = seen ? 0x7fff : 0xffff;
+    std::uint16_t other = 0;
+    for (const std::uint16_t bits : cells)
+      other = static_cast<std::uint16_t>(other | ((bits ^ expected) & care));
+    if (other == 0) continue;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      const bool shown = shows(cells[i]);
+      if (!shown && cells[i] != minus_infinity) return false;
+      if (shown != seen) found(static_cast<std::int32_t>(begin + i));
+      seen = shown;
+    }
+  }
+  if (seen) found(static_cast<std::int32_t>(row.size()));
+  return true;
 }
 
-/// Bits without a pattern (splitmix64).
-std::uint64_t key_of(std::uint64_t number) noexcept {
-  number = (number + 1) * 0x9e3779b97f4a7c15u;
-  number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9u;
-  number = (number ^ number >> 27) * 0x94d049bb133111ebu;
-  return number ^ number >> 31;
+std::size_t hash_of(std::span<const std::uint64_t> words) noexcept {
+  std::uint64_t hash = 0;
+  for (const std::uint64_t word : words) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+  }
+  return static_cast<std::size_t>(hash);
 }
 
 // A set with at most so many cells, and of almost all rows of the segment above it, continues in
@@ -43,9 +57,7 @@ constexpr int max_left_rows = 63;
 
 }  // namespace
 
-bool MaskForest::update(const MaskView& mask) {
-  if (valid_ && equals_last(mask)) return false;
-  valid_ = false;
+void MaskForest::build(const MaskView& mask) {
   clear(mask);
   if (mask.bits == nullptr) {
     for (int s = 0; s < mask.streams; ++s) add_plain_stream(mask, s, mask.cells);
@@ -54,32 +66,6 @@ bool MaskForest::update(const MaskView& mask) {
     if (has_table_) add_tables(mask);
   }
   arrays_.pieces_version = ++arrays_.segments_version;
-  remember(mask);
-  return true;
-}
-
-bool MaskForest::equals_last(const MaskView& mask) const noexcept {
-  if ((mask.bits == nullptr) != (last_.bits == nullptr) || mask.streams != last_.streams ||
-      mask.rows != last_.rows || mask.cells != last_.cells ||
-      (mask.stream_stride == 0) != (last_.stream_stride == 0))
-    return false;
-  if (mask.bits == nullptr) return true;
-  const std::uint16_t* known = last_bits_.data();
-  for (int s = 0; s < (mask.stream_stride == 0 ? 1 : mask.streams); ++s) {
-    for (int r = 0; r < mask.rows; ++r, known += mask.cells)
-      if (std::memcmp(known, mask.row(s, r).data(), mask.row(s, r).size_bytes()) != 0) return false;
-  }
-  return true;
-}
-
-void MaskForest::remember(const MaskView& mask) {
-  last_ = mask;
-  last_bits_.clear();
-  if (mask.bits != nullptr)
-    for (int s = 0; s < (mask.stream_stride == 0 ? 1 : mask.streams); ++s)
-      for (int r = 0; r < mask.rows; ++r)
-        last_bits_.insert(last_bits_.end(), mask.row(s, r).begin(), mask.row(s, r).end());
-  valid_ = true;
 }
 
 void MaskForest::clear(const MaskView& mask) {
@@ -115,8 +101,11 @@ void MaskForest::add_plain_stream(const MaskView& mask, int stream, int cells) {
 void MaskForest::add_tables(const MaskView& mask) {
   clear(mask);
   has_table_ = true;
-  table_.reserve(static_cast<std::size_t>(mask.streams) * static_cast<std::size_t>(mask.rows) *
-                 static_cast<std::size_t>(mask.cells));
+  table_.resize(static_cast<std::size_t>(mask.streams) * static_cast<std::size_t>(mask.rows) *
+                static_cast<std::size_t>(mask.cells));
+  float* to = table_.data();
+  std::uint16_t last = 0;  // of which `value` is: most are as the one before
+  float value = 0;
   for (int s = 0; s < mask.streams; ++s) {
     int end = 0;  // of the cells that any row sees
     for (int r = 0; r < mask.rows; ++r) {
@@ -124,7 +113,10 @@ void MaskForest::add_tables(const MaskView& mask) {
       int seen = mask.cells;
       while (seen > end && bits[static_cast<std::size_t>(seen) - 1] == minus_infinity) --seen;
       end = std::max(end, seen);
-      for (const std::uint16_t each : bits) table_.push_back(value_of(each));
+      for (const std::uint16_t each : bits) {
+        if (each != last) value = to_float(chunkattn::half{last = each});
+        *to++ = value;
+      }
     }
     add_plain_stream(mask, s, end);
   }
@@ -132,108 +124,134 @@ void MaskForest::add_tables(const MaskView& mask) {
 
 // Adds segments, pieces and rows of one stream; false: its mask is no forest.
 bool MaskForest::add_stream(const MaskView& mask, int stream) {
-  if (!find_sets(mask, stream)) return false;
-  find_rows(mask, stream);
+  if (!find_runs(mask, stream)) return false;
+  find_members(mask.rows);
+  find_sets();
+  sort_runs();
   if (!find_parents(mask.rows)) return false;
   number_rows(stream, mask.rows);
   add_segments(stream);
   return true;
 }
 
-// Cells seen by the same rows become sets; false: the mask has other values than 0 and minus
-// infinity. Sets are told apart by the sum of their rows' keys; find_parents() would notice if two
-// had the same.
-bool MaskForest::find_sets(const MaskView& mask, int stream) {
-  signatures_.assign(static_cast<std::size_t>(mask.cells), 0);
-  visible_.assign(static_cast<std::size_t>(mask.rows), 0);
+// Runs of cells at whose ends some row changes; false: the mask has other values than 0 and minus
+// infinity. This alone reads the mask: all else takes time by runs and rows.
+bool MaskForest::find_runs(const MaskView& mask, int stream) {
+  changes_.clear();
+  run_of_.assign(static_cast<std::size_t>(mask.cells) + 1, 0);
   for (int r = 0; r < mask.rows; ++r) {
-    const std::uint64_t key = key_of(static_cast<std::uint64_t>(r));
-    const std::uint16_t* const bits = mask.row(stream, r).data();
-    std::uint64_t* const signatures = signatures_.data();
-    std::int32_t count = 0;
-    std::int32_t other = 0;
-    for (int c = 0; c < mask.cells; ++c) {
-      const bool seen = shows(bits[c]);
-      signatures[c] += seen ? key : 0;
-      count += seen;
-      other |= !seen && bits[c] != minus_infinity;
-    }
-    if (other != 0) return false;
-    visible_[static_cast<std::size_t>(r)] = count;
+    const bool good = find_changes(mask.row(stream, r), [&](std::int32_t cell) {
+      changes_.push_back({cell, r});
+      run_of_[static_cast<std::size_t>(cell)] = 1;
+    });
+    if (!good) return false;
   }
-
   runs_.clear();
-  run_sets_.clear();
-  sets_.clear();
-  std::unordered_map<std::uint64_t, int> known;
-  for (int c = 0; c < mask.cells;) {
-    const std::uint64_t signature = signatures_[static_cast<std::size_t>(c)];
-    const int begin = c;
-    while (c < mask.cells && signatures_[static_cast<std::size_t>(c)] == signature) ++c;
-    if (signature == 0) continue;  // no row sees it
-    const auto [at, is_new] = known.try_emplace(signature, static_cast<int>(sets_.size()));
-    if (is_new) sets_.push_back({});
-    Set& set = sets_[static_cast<std::size_t>(at->second)];
-    ++set.num_runs;
-    set.cells += c - begin;
-    runs_.push_back({begin, c - begin});
-    run_sets_.push_back(at->second);
+  for (int c = 0; c <= mask.cells; ++c) {
+    int& run = run_of_[static_cast<std::size_t>(c)];
+    if (run != 0) {
+      if (!runs_.empty()) runs_.back().length = c - runs_.back().begin;
+      runs_.push_back({c, 0});
+    }
+    run = static_cast<int>(runs_.size()) - 1;
   }
+  if (!runs_.empty()) runs_.back().length = mask.cells - runs_.back().begin;
   return true;
 }
 
-// Sorts runs by sets, and lists the rows of each set.
-void MaskForest::find_rows(const MaskView& mask, int stream) {
+// The rows of each run: those of the run before it, but for the rows that change in between.
+void MaskForest::find_members(int rows) {
+  words_ = (static_cast<std::size_t>(rows) + 63) / 64;
+  members_.assign(runs_.size() * words_, 0);
+  for (const Change& change : changes_)
+    members_of(run_of_[static_cast<std::size_t>(change.cell)])[static_cast<std::size_t>(
+        change.row / 64)] ^= std::uint64_t{1} << change.row % 64;
+  for (std::size_t i = words_; i < members_.size(); ++i) members_[i] ^= members_[i - words_];
+}
+
+// Runs that the same rows see become a set.
+void MaskForest::find_sets() {
+  sets_.clear();
+  known_.assign(std::bit_ceil(2 * runs_.size() + 1), -1);
+  for (int r = 0; r < static_cast<int>(runs_.size()); ++r) {
+    const std::span<const std::uint64_t> members = members_of(r);
+    int num_rows = 0;
+    for (const std::uint64_t word : members) num_rows += std::popcount(word);
+    if (num_rows == 0) continue;  // no row sees it
+    std::size_t at = hash_of(members) & (known_.size() - 1);
+    while (known_[at] >= 0 &&
+           !std::ranges::equal(members,
+                               members_of(sets_[static_cast<std::size_t>(known_[at])].example)))
+      at = (at + 1) & (known_.size() - 1);
+    if (known_[at] < 0) {
+      known_[at] = static_cast<int>(sets_.size());
+      sets_.push_back({r, num_rows});
+    }
+    Run& run = runs_[static_cast<std::size_t>(r)];
+    run.set = known_[at];
+    Set& set = sets_[static_cast<std::size_t>(run.set)];
+    ++set.num_runs;
+    set.cells += run.length;
+  }
+}
+
+// Sorts runs by sets.
+void MaskForest::sort_runs() {
   int first = 0;
   for (Set& set : sets_) {
     set.first_run = first;
     first += std::exchange(set.num_runs, 0);
   }
-  sorted_runs_.resize(runs_.size());
-  for (std::size_t i = 0; i < runs_.size(); ++i) {
-    Set& set = sets_[static_cast<std::size_t>(run_sets_[i])];
-    sorted_runs_[static_cast<std::size_t>(set.first_run + set.num_runs++)] = runs_[i];
-  }
-  set_rows_.clear();
-  for (Set& set : sets_) set.first_row = set.num_rows = 0;
-  for (Set& set : sets_) {
-    set.first_row = static_cast<int>(set_rows_.size());
-    const int cell = sorted_runs_[static_cast<std::size_t>(set.first_run)].begin;
-    const std::uint16_t* bits = mask.row(stream, 0).data() + cell;
-    for (int r = 0; r < mask.rows; ++r, bits += mask.row_stride)
-      if (shows(*bits)) set_rows_.push_back(r);
-    set.num_rows = static_cast<int>(set_rows_.size()) - set.first_row;
+  sorted_runs_.resize(static_cast<std::size_t>(first));
+  for (const Run& run : runs_) {
+    if (run.set < 0) continue;
+    Set& set = sets_[static_cast<std::size_t>(run.set)];
+    sorted_runs_[static_cast<std::size_t>(set.first_run + set.num_runs++)] = run;
   }
 }
 
-// From the sets of most rows to those of fewest: all rows of a set must have been seen last in one
-// other set, which is its parent, or in none. Also counts each row's cells once more.
+// Orders sets from those of most rows to those of fewest, and finds the parents from the last to
+// the first: the rows of a set must be those of whole sets that have no parent yet, which become
+// its children, and rows that are in none.
 bool MaskForest::find_parents(int rows) {
   order_.resize(sets_.size());
   std::iota(order_.begin(), order_.end(), 0);
-  const auto first_cell = [&](const Set& set) {
-    return sorted_runs_[static_cast<std::size_t>(set.first_run)].begin;
-  };
   std::sort(order_.begin(), order_.end(), [&](int a, int b) {
     const Set& left = sets_[static_cast<std::size_t>(a)];
     const Set& right = sets_[static_cast<std::size_t>(b)];
     return left.num_rows != right.num_rows ? left.num_rows > right.num_rows
-                                           : first_cell(left) < first_cell(right);
+                                           : left.example < right.example;
   });
   deepest_.assign(static_cast<std::size_t>(rows), -1);
-  std::vector<std::int32_t>& left = visible_;
-  for (const int s : order_) {
-    Set& set = sets_[static_cast<std::size_t>(s)];
-    const int* const members = set_rows_.data() + set.first_row;
-    set.parent = deepest_[static_cast<std::size_t>(members[0])];
-    for (int i = 0; i < set.num_rows; ++i) {
-      const auto row = static_cast<std::size_t>(members[i]);
-      if (deepest_[row] != set.parent) return false;
-      deepest_[row] = s;
-      left[row] -= set.cells;
+  // Leaders: the first row of each set without a parent, and the rows that are in none.
+  std::vector<std::uint64_t> leaders(words_, ~std::uint64_t{0}), found(words_);
+  std::vector<int> led(static_cast<std::size_t>(rows), -1);  // by leader: its set
+  for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
+    const std::span<const std::uint64_t> members =
+        members_of(sets_[static_cast<std::size_t>(*at)].example);
+    std::fill(found.begin(), found.end(), 0);
+    std::size_t first = words_ * 64;
+    for (std::size_t word = 0; word < words_; ++word) {
+      for (std::uint64_t left = members[word] & leaders[word]; left != 0; left &= left - 1) {
+        const std::size_t row = word * 64 + static_cast<std::size_t>(std::countr_zero(left));
+        first = std::min(first, row);
+        if (led[row] < 0) {
+          deepest_[row] = *at;
+          found[word] |= left & -left;
+          continue;
+        }
+        Set& child = sets_[static_cast<std::size_t>(led[row])];
+        child.parent = *at;
+        const std::span<const std::uint64_t> its = members_of(child.example);
+        for (std::size_t i = 0; i < words_; ++i) found[i] |= its[i];
+      }
+      leaders[word] &= ~members[word];
     }
+    if (!std::ranges::equal(found, members)) return false;
+    led[first] = *at;
+    leaders[first / 64] |= std::uint64_t{1} << first % 64;
   }
-  return std::all_of(left.begin(), left.end(), [](std::int32_t count) { return count == 0; });
+  return true;
 }
 
 // Numbers the rows of a stream so that those of any set are consecutive, and those that end in it
@@ -259,6 +277,11 @@ void MaskForest::number_rows(int stream, int rows) {
     arrays_.row_token[static_cast<std::size_t>(number)] = stream * rows + row;
     row_of_[static_cast<std::size_t>(row)] = number++;
   };
+  std::vector<int> first_row(sets_.size(), -1), next_row(static_cast<std::size_t>(rows), -1);
+  for (int r = rows - 1; r >= 0; --r)
+    if (const int s = deepest_[static_cast<std::size_t>(r)]; s >= 0)
+      next_row[static_cast<std::size_t>(r)] =
+          std::exchange(first_row[static_cast<std::size_t>(s)], r);
   for (int r = 0; r < rows; ++r)
     if (deepest_[static_cast<std::size_t>(r)] < 0) give(r);  // sees nothing
   std::vector<int>& walk = roots;                            // a stack, the first root on top
@@ -267,11 +290,10 @@ void MaskForest::number_rows(int stream, int rows) {
     const int s = walk.back();
     walk.pop_back();
     ordered.push_back(s);
-    const Set& set = sets_[static_cast<std::size_t>(s)];
-    for (int i = 0; i < set.num_rows; ++i) {
-      const int row = set_rows_[static_cast<std::size_t>(set.first_row + i)];
-      if (deepest_[static_cast<std::size_t>(row)] == s) give(row);
-    }
+    sets_[static_cast<std::size_t>(s)].first_row = number;
+    for (int r = first_row[static_cast<std::size_t>(s)]; r >= 0;
+         r = next_row[static_cast<std::size_t>(r)])
+      give(r);
     const auto from = walk.size();
     for (int c = first_child[static_cast<std::size_t>(s)]; c >= 0;
          c = next[static_cast<std::size_t>(c)])
@@ -299,18 +321,11 @@ void MaskForest::add_segments(int stream) {
     }
     if (set.segment < 0) {
       set.segment = static_cast<int>(arrays_.segments.size());
-      int begin = std::numeric_limits<int>::max();
-      for (int i = 0; i < set.num_rows; ++i)
-        begin = std::min(begin, row_of_[static_cast<std::size_t>(
-                                    set_rows_[static_cast<std::size_t>(set.first_row + i)])]);
-      arrays_.segments.push_back({begin, begin + set.num_rows,
+      arrays_.segments.push_back({set.first_row, set.first_row + set.num_rows,
                                   static_cast<std::int32_t>(arrays_.pieces.size()), 0, position, 0,
                                   above == nullptr ? -1 : above->segment, set.num_rows});
     }
-    auto& segment = arrays_.segments[static_cast<std::size_t>(set.segment)];
-    add_pieces(stream, set, position);
-    segment.num_pieces += set.num_runs;
-    segment.length += set.cells;
+    add_pieces(stream, set, arrays_.segments[static_cast<std::size_t>(set.segment)]);
     set.end = position + set.cells;
   }
   for (std::size_t r = 0; r < deepest_.size(); ++r) {
@@ -322,12 +337,19 @@ void MaskForest::add_segments(int stream) {
   }
 }
 
-void MaskForest::add_pieces(int stream, const Set& set, std::int32_t position) {
+// The cells of a set, at the end of a segment: what adjoins its last piece lengthens that.
+void MaskForest::add_pieces(int stream, const Set& set, chunkattn::PlanView::Segment& segment) {
   for (int i = 0; i < set.num_runs; ++i) {
     const Run& run = sorted_runs_[static_cast<std::size_t>(set.first_run + i)];
-    arrays_.pieces.push_back(
-        {static_cast<chunkattn::ChunkIndex>(stream), run.begin, run.length, position});
-    position += run.length;
+    if (segment.num_pieces > 0 &&
+        arrays_.pieces.back().begin + arrays_.pieces.back().length == run.begin) {
+      arrays_.pieces.back().length += run.length;
+    } else {
+      arrays_.pieces.push_back({static_cast<chunkattn::ChunkIndex>(stream), run.begin, run.length,
+                                segment.position + segment.length});
+      ++segment.num_pieces;
+    }
+    segment.length += run.length;
   }
 }
 

@@ -32,17 +32,17 @@ struct MaskView {
   [[nodiscard]] std::span<const std::uint16_t> row(int stream, int row) const noexcept {
     return {bits + stream * stream_stride + row * row_stride, static_cast<std::size_t>(cells)};
   }
+  friend bool operator==(const MaskView&, const MaskView&) = default;
 };
 
-/// The plan of a mask: kept for as long as masks have the same bits, through all layers of a step.
-/// Chunk s of the plan is stream s, with `cells` token slots; row s * rows + r is row r of it.
+/// The plan of a mask, which is read once. Chunk s of the plan is stream s, with `cells` token
+/// slots; row s * rows + r is row r of it.
 class MaskForest {
  public:
-  /// Makes the plan of `mask`, unless it is that of the last call.
-  /// \returns whether it was rebuilt
-  bool update(const MaskView& mask);
+  /// Makes the plan of `mask`.
+  void build(const MaskView& mask);
 
-  /// The plan; valid until the next update().
+  /// The plan; valid until the next build().
   [[nodiscard]] chunkattn::PlanView plan() const noexcept { return arrays_.view(); }
   /// Whether the plan shows more than the mask does: table() says what each logit gets.
   [[nodiscard]] bool has_table() const noexcept { return has_table_; }
@@ -50,45 +50,55 @@ class MaskForest {
   [[nodiscard]] std::span<const float> table() const noexcept { return table_; }
 
  private:
+  struct Change {  // a row that begins or ceases to see cells
+    std::int32_t cell, row;
+  };
   struct Run {  // of cells that the same rows see
-    int begin;
-    int length;
+    int begin, length;
+    int set = -1;  // -1: no row sees it
   };
   struct Set {
-    int first_run, num_runs, cells;
-    int first_row, num_rows;  // in set_rows_, rows of the stream in ascending order
-    int parent = -1;          // the smallest set of more rows that has these
+    int example;  // one of its runs: members_of() it are the set's rows
+    int num_rows;
+    int first_run = 0, num_runs = 0, cells = 0;  // in sorted_runs_
+    int parent = -1;                             // the smallest set of more rows that has these
+    int first_row = 0;                           // of the plan
     int segment = -1;
     std::int32_t end = 0;  // path position after its cells
   };
 
-  [[nodiscard]] bool equals_last(const MaskView& mask) const noexcept;
-  void remember(const MaskView& mask);
   void clear(const MaskView& mask);
   bool add_stream(const MaskView& mask, int stream);
-  bool find_sets(const MaskView& mask, int stream);
-  void find_rows(const MaskView& mask, int stream);
+  bool find_runs(const MaskView& mask, int stream);
+  void find_members(int rows);
+  void find_sets();
+  void sort_runs();
   bool find_parents(int rows);
   void number_rows(int stream, int rows);
   void add_segments(int stream);
-  void add_pieces(int stream, const Set& set, std::int32_t position);
+  void add_pieces(int stream, const Set& set, chunkattn::PlanView::Segment& segment);
   void add_plain_stream(const MaskView& mask, int stream, int cells);
   void add_tables(const MaskView& mask);
+
+  /// The rows that see a run, one bit each.
+  [[nodiscard]] std::span<std::uint64_t> members_of(int run) noexcept {
+    return {members_.data() + static_cast<std::size_t>(run) * words_, words_};
+  }
 
   chunkattn::PlanView::Arrays arrays_;
   bool has_table_ = false;
   std::vector<float> table_;
 
-  MaskView last_;                         // of which this is the plan; bits: whether it had any
-  std::vector<std::uint16_t> last_bits_;  // without gaps
-  bool valid_ = false;
-
   // Of the stream at work.
-  std::vector<std::uint64_t> signatures_;  // by cell: of the rows that see it
-  std::vector<std::int32_t> visible_;      // cells that each row sees
+  std::vector<Change> changes_;
+  std::vector<int> run_of_;  // by cell, and one more after them
   std::vector<Run> runs_, sorted_runs_;
-  std::vector<int> run_sets_, set_rows_, deepest_, order_, children_, row_of_;
+  std::size_t words_ = 0;               // of the rows of a run
+  std::vector<std::uint64_t> members_;  // [runs][words_]
   std::vector<Set> sets_;
+  std::vector<int> known_;             // sets by their rows, an open hash table
+  std::vector<int> order_, children_;  // sets
+  std::vector<int> deepest_, row_of_;  // by row: the smallest set, and the row of the plan
 };
 
 }  // namespace plugin
