@@ -5,17 +5,20 @@ that commit, with its median and 95 % interval. Below 1 this tree is the faster.
 
     tools/compare.py COMMIT [--filter TEXT] [--rounds N] [--cpu-time] [--cxx COMPILER] [--flags OPTIONS]
 
-Needs git and a compiler. The commit's headers are used with this tree's bench/compare: one whose
-interface differs does not compile.
+Needs git and a compiler. Each version is called by its own bench/compare/steps.cpp, so that names may differ
+between them; what is measured, bench/compare/steps.hpp, has to be the same.
 """
 import argparse
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench" / "compare"
+STEPS = "steps.hpp"  # what a version is asked for
 
 
 def fail(message):
@@ -34,6 +37,38 @@ def checkout(commit, folder):
         archive = subprocess.Popen(["git", "-C", ROOT, "archive", commit], stdout=subprocess.PIPE)
         subprocess.run(["tar", "-x", "-C", source], stdin=archive.stdout, check=True)
     return source
+
+
+def code(text):
+    """A source without comments and empty lines."""
+    lines = (re.sub(r"//.*", "", line).rstrip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def oldest_comparable():
+    """The first of the commits since which steps.hpp says what it says here."""
+    def git(*arguments):
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+
+    here, oldest = code((BENCH / STEPS).read_text()), "this tree"
+    for commit in git("log", "--format=%h", "--", BENCH / STEPS).split():
+        if code(git("show", f"{commit}:{(BENCH / STEPS).relative_to(ROOT)}")) != here:
+            break
+        oldest = git("log", "-1", "--format=%h of %as", commit).strip()
+    return oldest
+
+
+def steps_of(source):
+    """The steps.cpp of a version, beside this tree's steps.hpp."""
+    theirs = source / BENCH.relative_to(ROOT)
+    if not (theirs / STEPS).exists() or code((theirs / STEPS).read_text()) != code((BENCH / STEPS).read_text()):
+        fail(f"COMMIT is {source.name}, whose bench/compare/steps.hpp is another; the oldest that can be compared is "
+             f"{oldest_comparable()}")
+    beside = source / "compared"
+    beside.mkdir(exist_ok=True)
+    shutil.copy(theirs / "steps.cpp", beside)
+    shutil.copy(BENCH / STEPS, beside)
+    return beside / "steps.cpp"
 
 
 def compile_(command):
@@ -59,13 +94,13 @@ def main():
     folder = ROOT / "build" / "compare"
     folder.mkdir(parents=True, exist_ok=True)
     source = checkout(arguments.commit, folder)
+    steps = steps_of(source)
     print(f"compiling {source.name}, then this tree", flush=True)
     libraries = []
-    for headers, name in ((source, source.name), (ROOT, "this")):
+    for headers, name, program in ((source, source.name, steps), (ROOT, "this", BENCH / "steps.cpp")):
         library = folder / f"{name}.so"
         compile_([arguments.cxx, "-std=c++20", "-O3", "-DNDEBUG", *arguments.flags.split(), "-fPIC",
-                  "-shared", "-fvisibility=hidden", "-pthread", f"-I{headers / 'include'}", f"-I{BENCH}",
-                  "-o", library, BENCH / "steps.cpp"])
+                  "-shared", "-fvisibility=hidden", "-pthread", f"-I{headers / 'include'}", "-o", library, program])
         libraries.append(library)
     program = folder / "compare_steps"
     compile_([arguments.cxx, "-std=c++20", "-O2", f"-I{ROOT}", f"-I{ROOT / 'include'}", f"-I{BENCH}", "-o", program,

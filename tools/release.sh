@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "FAILED: $*"; exit 1; }
+[ $# -eq 0 ] || fail "release takes no options, not '$*'"
 
 version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/version.hpp | paste -sd.)
 newest=$(awk '/^## / { print $2; exit }' CHANGELOG.md)

@@ -17,6 +17,7 @@ while [ $# -gt 0 ]; do
       roots+=("$(realpath "$2")")
       shift
       ;;
+    -h | --help) sed -n '2,/^set/s/^# //p' "$0" && exit ;;
     *) fail "release_archive: expected serve, python or --root DIR, not '$1'" ;;
   esac
   shift

@@ -1,5 +1,5 @@
 // Decode steps of one version of the library, as a shared object of its own: ./dev compare loads
-// two of these into a process. It keeps to what earlier versions have, too.
+// two of these into a process, each version's own.
 #include "steps.hpp"
 
 #include <chunkattn/chunkattn.hpp>

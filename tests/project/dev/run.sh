@@ -180,6 +180,19 @@ END
     while read -r name; do
       says "$work/help" "$name"
     done <"$work/checks"
+    # ./dev VERB --help: its lines of that, and nothing is done. What follows -- is for what is behind the verb.
+    mkdir -p "$work/copy/tools"
+    cp "$root/dev" "$work/copy/"
+    cp "$root"/tools/{packages,tests}.sh "$work/copy/tools/"
+    echo 'need() { touch needed; }; exec() { echo "runs $*"; }' >>"$work/copy/tools/tests.sh"
+    sed -n '/^  [a-z]/,/^$/p' "$work/help" | grep . >"$work/lines"
+    for option in -h --help; do
+      awk '/^  [a-z]/ { print $1 }' "$work/lines" | while read -r verb; do "$work/copy/dev" "$verb" $option; done >"$work/each"
+      diff "$work/lines" "$work/each" || fail "left: ./dev help; right: ./dev VERB $option of each verb"
+    done
+    [ ! -e "$work/copy/needed" ] || fail "./dev VERB --help asks for tools"
+    "$work/copy/dev" release_archive -- --help >"$work/said"
+    says "$work/said" "runs tools/release_archive.sh --help"
     status=0
     "$root/dev" nonsense >"$work/log" 2>&1 || status=$?
     [ $status = 1 ] || fail "an unknown verb leaves with $status"
@@ -291,6 +304,44 @@ END
     [ "$(grep -c '^## ' "$work/message")" = 0 ] || fail "the tag describes other versions, too"
     [ "$(git rev-parse "v$version^{commit}")" = "$(git rev-parse HEAD)" ] || fail "the tag is not of this commit"
     release 1 "the tag v$version exists already"
+    ;;
+  compare)  # each version is called by its own program, whatever it calls things; what is measured has to be the same
+    git --version >/dev/null 2>&1 || skip "dev compare needs git"
+    command -v python3 >/dev/null || skip "dev compare needs python3"
+    mkdir -p "$work/tree/tools" "$work/tree/bench/compare" "$work/tree/include/chunkattn"
+    cp "$root/tools/compare.py" "$work/tree/tools/"
+    cd "$work/tree"
+    git init -q
+    git config user.name test
+    git config user.email test@localhost
+    version() {  # version NAME: the library calls its function so
+      echo "inline const char* $1() { return \"$1\"; }" >include/chunkattn/chunkattn.hpp
+      printf '#include "steps.hpp"\n#include <chunkattn/chunkattn.hpp>\nextern "C" __attribute__((%s)) Steps make_steps() { return %s(); }\n' \
+        'visibility("default")' "$1" >bench/compare/steps.cpp
+      git add . && git commit -q -m "$1"
+    }
+    echo 'using Steps = int;  // in the beginning' >bench/compare/steps.hpp
+    version oldest
+    echo 'using Steps = const char*;' >bench/compare/steps.hpp
+    cat >bench/compare/main.cpp <<'END'
+#include <cstdio>
+#include <dlfcn.h>
+int main(int, char** argv) {
+  for (int i = 1; i <= 2; ++i) {
+    auto make = reinterpret_cast<const char* (*)()>(dlsym(dlopen(argv[i], RTLD_NOW), "make_steps"));
+    std::printf("calls %s\n", make());
+  }
+}
+END
+    version finished
+    comparable=$(git rev-parse --short HEAD)
+    sed -i 's,$,  // in other words,' bench/compare/steps.hpp
+    version finish
+    python3 tools/compare.py $comparable --flags=-O0 >"$work/log" 2>&1 || { cat "$work/log"; fail "compare of a version with another name"; }
+    says "$work/log" "calls finished"
+    says "$work/log" "calls finish"
+    if python3 tools/compare.py HEAD~2 --flags=-O0 >"$work/log" 2>&1; then fail "compare of what measures something else"; fi
+    says "$work/log" "the oldest that can be compared is $comparable of "
     ;;
   gpu)  # tools/gpu.sh on a machine whose GPU and tools are imitated: what is run, left and said
     tree=$work/tree
