@@ -558,7 +558,18 @@ TEST_CASE("what makes no sense is refused before anything changes") {
   auto u = cache.tree.insert(iota(0, 9));
   auto step = cache.tree.begin_step();
   CHECK(step.add(u));
-  check_refused([&] { static_cast<void>(cache.states.resume(u)); }, "sequence = in a step");
+  const char* const going = "sequence = in a step, or its outputs are to come";
+  check_refused([&] { static_cast<void>(cache.states.resume(u)); }, going);
+  AttentionPlan plan;
+  CHECK(plan.build(step));
+  {
+    auto finished = std::move(step).finish();
+    check_refused([&] { static_cast<void>(cache.states.resume(u)); }, going);
+    for (const auto row : finished.rows()) finished.commit(row, 9);
+  }
+  CHECK(u.num_uncomputed() == 1);
+  CHECK(cache.states.resume(u).position == 0);
+  CHECK(u.num_uncomputed() == 10);
 
   Tree other;
   auto stranger = other.insert(iota(0, 8));

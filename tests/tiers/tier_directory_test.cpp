@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "chunkattn/tiers/tiers.hpp"
+#include "tests/support/file_calls.hpp"
 #include "tests/support/forked.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
@@ -46,6 +47,10 @@
 
 using namespace chunkattn;
 using detail::TierDirectory;
+#if defined(__linux__)
+using test::next_reads;
+using test::SmallDisk;
+#endif
 using test::tier_folder::bytes_of;
 using test::tier_folder::Folder;
 using test::tier_folder::key_of;
@@ -415,21 +420,6 @@ TEST_CASE("what was used in an earlier second goes first") {
 
 namespace {
 
-/// Where the test's writes stop, as on a disk of that size.
-struct SmallDisk {
-  std::string path;
-  std::uint64_t bytes = 0;
-  int error = ENOSPC;
-  static inline SmallDisk* current = nullptr;
-
-  [[nodiscard]] std::uint64_t used() const {
-    std::uint64_t all = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      if (entry.path().filename() != ".size") all += entry.file_size();
-    return all;
-  }
-};
-
 /// Puts of records of mixed sizes on a disk that holds about ten of them.
 void fill(const Folder& folder, FileTier& files, std::uint64_t largest_disk) {
   for (std::uint64_t n = 1; n <= 60; ++n) {
@@ -463,37 +453,6 @@ void fill(const Folder& folder, FileTier& files, std::uint64_t largest_disk) {
 }  // namespace
 
 #if defined(__linux__)
-// All writes of this program, so also those of the library's headers in it.
-extern "C" ssize_t write(int file, const void* bytes, size_t count) {
-  if (const SmallDisk* const disk = SmallDisk::current) {
-    char path[4096];
-    const std::string link = "/proc/self/fd/" + std::to_string(file);
-    const ssize_t length = ::readlink(link.c_str(), path, sizeof(path));
-    const std::string_view where(path, length > 0 ? static_cast<std::size_t>(length) : 0);
-    if (where.starts_with(disk->path)) {
-      const std::uint64_t used = disk->used();
-      if (used >= disk->bytes) {
-        errno = disk->error;
-        return disk->error == 0 ? 0 : -1;
-      }
-      count = std::min<std::size_t>(count, disk->bytes - used);
-    }
-  }
-  return static_cast<ssize_t>(::syscall(SYS_write, file, bytes, count));
-}
-
-// The same of its reads: the next ones fail with these errors, or if negative, give nothing.
-static std::vector<int> next_reads;
-extern "C" ssize_t read(int file, void* bytes, size_t count) {
-  if (!next_reads.empty()) {
-    const int error = next_reads.back();
-    next_reads.pop_back();
-    errno = std::abs(error);
-    return error < 0 ? 0 : -1;
-  }
-  return static_cast<ssize_t>(::syscall(SYS_read, file, bytes, count));
-}
-
 TEST_CASE("what is read or written in part only is nothing") {
   const Folder folder;
   FileTier files(folder.path, 1000);

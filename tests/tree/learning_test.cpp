@@ -128,6 +128,23 @@ TEST_CASE("what was long ago counts less") {
   CHECK(model.value(1, 0) < then / 10);
 }
 
+TEST_CASE("values are worked out anew once in a while, not with each node") {
+  for (const std::size_t used : {std::size_t{100}, std::size_t{20000}}) {
+    CAPTURE(used);
+    ReuseModel model;
+    const std::size_t period = std::max<std::size_t>(4096, used / 2);
+    std::uint64_t last = model.value(1, 100);
+    for (std::uint32_t round = 1; round <= 4; ++round)
+      for (std::size_t i = 1; i <= period; ++i) {
+        model.was_used(1, 100, round);  // so that its value is another one each time
+        model.fell_out_of_use(1, 1, used);
+        const bool is_new = model.value(1, 100) != last;
+        last = model.value(1, 100);
+        REQUIRE(is_new == (i == period));
+      }
+  }
+}
+
 TEST_CASE("the value is the best ratio of hits and time, as counted by brute force") {
   test::Random random(1);
   for (int round = 0; round < test::scaled(20); ++round) {

@@ -181,7 +181,6 @@ class AdmissionQueue {
       n = &core.topology.node(match.last);
     }
     match.used = (std::min)(match.length - n->position, n->length);  // its end may be evicted
-    match.used -= match.used % core.prefixes.unit();
     match.length = n->position + match.used;
     return true;
   }

@@ -79,8 +79,11 @@ class TierDirectory {
     const Locked locked(*this);
     if (!locked) return fail();
     std::uint64_t total = stored_size(locked);
-    if (total > max_bytes_ || bytes.size() > max_bytes_ - total)
-      total = make_room(locked, bytes.size());
+    if (total > max_bytes_ || bytes.size() > max_bytes_ - total) {
+      const auto left = make_room(locked, bytes.size());
+      if (!left) return fail();
+      total = *left;
+    }
     const std::uint64_t before = size_of(name);
     // First counted, then there: who is killed in between has counted too much, which the next scan
     // puts right.
@@ -208,9 +211,11 @@ class TierDirectory {
   }
   /// Counts all records, and removes the least recently used until `bytes` more have room, and some
   /// beyond, so that this is rare. On a disk that is full only as many bytes: it may be others' who
-  /// fill it. Returns the size of those that are left.
-  std::uint64_t make_room(const Locked& locked, std::uint64_t bytes, bool is_disk_full = false) {
-    std::vector<Entry> entries = list();
+  /// fill it. Returns the size of those that are left; nothing where they cannot be listed.
+  std::optional<std::uint64_t> make_room(const Locked& locked, std::uint64_t bytes,
+                                         bool is_disk_full = false) {
+    std::vector<Entry> entries;
+    if (!list(entries)) return std::nullopt;
     std::uint64_t total = 0;
     for (const Entry& entry : entries) total += entry.status.size;
     std::uint64_t goal = total;
@@ -235,16 +240,14 @@ class TierDirectory {
     store_size(locked, total);
     return total;
   }
-  /// All records. Parts of files of processes that are no more are removed.
-  std::vector<Entry> list() {
-    std::vector<Entry> entries;
-    files_.for_each([&](const std::string& name) {
+  /// All records, or false. Parts of files of processes that are no more are removed.
+  bool list(std::vector<Entry>& entries) {
+    return files_.for_each([&](const std::string& name) {
       if (name.starts_with(".part-")) files_.remove_part(name);
       const auto key = key_of(name);
       if (!key) return;
       if (const auto status = files_.status(name)) entries.push_back({*status, *key});
     });
-    return entries;
   }
 
   const std::uint64_t max_bytes_;

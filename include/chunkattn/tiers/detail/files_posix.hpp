@@ -81,16 +81,21 @@ class TierFiles {
     return ::unlinkat(directory_.number(), name.c_str(), 0) == 0 || errno == ENOENT;
   }
 
-  /// f(name) of all that is there.
+  /// f(name) of all that is there. False if not all could be seen.
   template <class F>
-  void for_each(const F& f) const {
+  bool for_each(const F& f) const {
     const int copy = ::openat(directory_.number(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct Close {
       void operator()(DIR* directory) const { ::closedir(directory); }
     };
     const std::unique_ptr<DIR, Close> opened(::fdopendir(copy));
-    if (!opened) return;
-    while (const dirent* const found = ::readdir(opened.get())) f(std::string(found->d_name));
+    if (!opened) return false;
+    for (;;) {
+      errno = 0;
+      const dirent* const found = ::readdir(opened.get());
+      if (found == nullptr) return errno == 0;
+      f(std::string(found->d_name));
+    }
   }
   /// A part of a name that no other process uses now.
   [[nodiscard]] static std::string process() { return std::to_string(::getpid()); }

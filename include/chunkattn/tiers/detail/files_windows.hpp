@@ -141,10 +141,10 @@ class TierFiles {
 
   /// f(name) of all that is there, with ? for what is not ASCII.
   template <class F>
-  void for_each(const F& f) const {
+  bool for_each(const F& f) const {
     windows::Found found{};
     void* const search = windows::find_first(at("*").c_str(), &found);
-    if (reinterpret_cast<std::intptr_t>(search) == -1) return;
+    if (reinterpret_cast<std::intptr_t>(search) == -1) return false;
     do {
       std::string name;
       for (const wchar_t* c = found.name; *c != 0; ++c)
@@ -152,6 +152,7 @@ class TierFiles {
       f(name);
     } while (windows::find_next(search, &found) != 0);
     windows::find_close(search);
+    return true;
   }
   /// A part of a name that no other process uses now.
   [[nodiscard]] static std::string process() { return std::to_string(::_getpid()); }
