@@ -108,8 +108,22 @@ case $mode in
     refused "an element type that is not compiled" "write_kernels<64, 32, .*bfloat16, float" -- -DELEMENT=bfloat16
     refused "a unit with other options" "run_kernels<64, 32" -- -DCHUNKATTN_ISA=portable
     ;;
+  readme)  # README's first program by the CMake beside it: a change of main.cpp compiles that alone
+    "$root/tools/quick_start.sh" "$root/README.md" first >"$work/main.cpp"
+    awk '/^```cmake$/ && !found { inside = found = 1; next } /^```$/ { inside = 0 } inside' "$root/README.md" >"$work/CMakeLists.txt"
+    ln -s "$root" "$work/chunkattn"
+    # As README says, but without optimisation, which takes longer.
+    "$cmake" -S "$work" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Debug
+    "$cmake" --build "$work/build"
+    "$work/build/main" | tee "$work/printed"
+    grep -qxFf "$work/printed" "$root/README.md" || { echo "FAILED: that is not what README shows"; exit 1; }
+    echo "// changed" >>"$work/main.cpp"
+    "$cmake" --build "$work/build" >"$work/log"
+    grep -q 'main.cpp' "$work/log" || { cat "$work/log"; echo "FAILED: main.cpp is not compiled again"; exit 1; }
+    ! grep -n 'half_float' "$work/log" || { echo "FAILED: kernels are compiled again"; exit 1; }
+    ;;
   fetch_content)
-    sed -n '/^```cmake$/,/^```$/{//!p}' "$root/README.md" >"$work/readme.cmake"
+    sed -n '/^include(FetchContent)$/,/^```$/{/^```$/!p}' "$root/README.md" >"$work/readme.cmake"
     options=(-DCHUNKATTN_ROOT="$root")
     if git -C "$root" rev-parse 2>/dev/null; then  # a clone stands for the address that README names
       git clone -q "$root" "$work/repository"
