@@ -222,6 +222,35 @@ class TreeInspector {
              static_cast<std::int64_t>(i));
       expect(record.steps == steps[i] && record.superseded == superseded[i],
              "outstanding steps of a sequence", static_cast<std::int64_t>(i));
+      expect(record.state == SequenceState::live || record.steps > 0 || record.copies > 0,
+             "who has left is still there for a step or a copy", static_cast<std::int64_t>(i));
+    }
+    check_scheduled();
+  }
+
+  // What is scheduled of a live writer's tokens is what outstanding steps are to write, and drafts
+  // of finished ones that are neither accepted nor rejected yet.
+  void check_scheduled() const {
+    Array<std::int32_t> scheduled(topology_.num_indices());
+    for (const auto& step : tree_.steps.all()) {
+      if (step->state == StepState::free || step->is_void) continue;
+      for (const StepEntry& entry : step->entries) {
+        if (entry.epoch != sequences_[entry.sequence].epoch) continue;
+        if (step->state == StepState::finished && !tree_.has_output(entry)) continue;
+        sequences_.for_each_node(
+            entry.sequence, {entry.begin, entry.length},
+            [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+              std::int32_t& end = scheduled[to_size(n)];
+              if (topology_.node(n).writer == entry.sequence)
+                end = (std::max)(end, offset + length);
+            });
+      }
+    }
+    for (std::size_t i = 1; i < scheduled.size(); ++i) {
+      const TreeNode& n = topology_.node(static_cast<NodeIndex>(i));
+      if (n.writer != none && sequences_[n.writer].state == SequenceState::live)
+        expect(n.scheduled == (std::max)(n.written, scheduled[i]),
+               "what is scheduled is in a step", static_cast<std::int64_t>(i));
     }
   }
 
