@@ -80,6 +80,37 @@ TEST_CASE("a fork has its source's level, and what of its tokens was found") {
   check_invariants(tree);
 }
 
+TEST_CASE(
+    "what is public of a sequence is public of its fork, computed or not, and found by others") {
+  using Sharing = TreeOptions::Sharing;
+  for (const Sharing sharing : {Sharing::token, Sharing::chunk})
+    for (const int length : {1, 2, 3, 4, 5, 8, 11})
+      for (int is_public = 0; is_public <= length + 1; ++is_public)
+        for (int written = 0; written <= length; ++written)
+          for (int forked = 1; forked <= length; ++forked) {
+            CAPTURE(length);
+            CAPTURE(is_public);
+            CAPTURE(written);
+            CAPTURE(forked);
+            PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {.sharing = sharing});
+            const std::vector<int> prompt = iota(0, static_cast<std::size_t>(length));
+            const InsertOptions options{.name_space = {.tenant = 1},
+                                        .public_length = static_cast<std::size_t>(is_public)};
+            auto s = tree.insert(prompt, options);
+            s.mark_loaded({0, written});
+            const auto twin = s.fork(static_cast<std::size_t>(forked));
+            const int unit = sharing == Sharing::token ? 1 : 4;
+            const int end = std::min(is_public, forked) / unit * unit;
+            REQUIRE(twin.options().public_length == static_cast<std::size_t>(end));
+            REQUIRE(twin.options().name_space == options.name_space);
+            s.leave();
+            const auto found = tree.match_prefix(
+                prompt, {.name_space = {.tenant = 2}, .public_length = prompt.size()});
+            REQUIRE(found.cached + found.pending >= static_cast<std::size_t>(end));
+            check_invariants(tree);
+          }
+}
+
 TEST_CASE("a fork of what clear() made stale is stale, right below the root too") {
   Tree tree({}, {.sharing = TreeOptions::Sharing::chunk});
   auto source = tree.insert(iota(0, 3));  // less than what is shared: a tail below the root

@@ -233,8 +233,9 @@ class TreeCore {
   /// Makes room for a sequence and so many nodes, so that only chunks may be wanting, and nothing
   /// to leave(). Moves the records of nodes and sequences.
   void reserve_joining(std::size_t num_nodes);
-  /// A few last tokens that are not computed yet are the new sequence's own to compute, so that
-  /// neither waits for the other. Of the rest a short private tail is copied, a longer one shared.
+  /// A few last tokens that are not computed yet, and not public, are the new sequence's own to
+  /// compute, so that neither waits for the other. Of the rest a short private tail is copied, a
+  /// longer one shared.
   [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept;
   /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens after it
   /// take. False, and the path as before, where there are not enough.

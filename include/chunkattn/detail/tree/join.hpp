@@ -128,7 +128,8 @@ CHUNKATTN_FUNCTION TreeCore::ForkPlan TreeCore::plan_fork(SequenceIndex s,
   const bool in_tail = last == source.tail;
   const std::int32_t known = length - n.position;
   const std::int32_t unwritten = (std::max)(0, known - n.written);
-  const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
+  // What is public stays so: a copy would be the tenant's own.
+  const std::int32_t own = unwritten <= few_tokens && !n.name_space.is_public ? unwritten : 0;
   std::int32_t copied = own;
   if (options.sharing == Sharing::chunk)
     copied = topology.geometry.offset(known);
