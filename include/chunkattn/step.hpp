@@ -54,9 +54,10 @@ class [[nodiscard]] Finished {
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number; }
 
-  /// The rows that are to be sampled from, in the order of add(), as a range of ScheduledSequence
-  /// that is refused once this step's outputs are discarded. Not of a temporary: an object that is
-  /// dropped gives them up.
+  /// The rows that are to be sampled from, in the order of add(), as a sized forward range of
+  /// ScheduledSequence that is refused once this step's outputs are discarded. Whose row it is:
+  /// `row.sequence` is Sequence::id(), and `row.index` counts the add() of this step, from 0. Not
+  /// of a temporary: an object that is dropped gives them up.
   [[nodiscard]] auto rows() const& {
     return detail::OutputRows<Tree>(handle_.shared, handle_.record());
   }

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,8 @@ template <class Rows>
 std::size_t count(Rows rows) {
   std::size_t n = 0;
   for (const ScheduledSequence row : rows) n += row.num_rows > 0 ? 1 : 0;
+  CHECK(rows.size() == n);
+  CHECK(rows.empty() == (n == 0));
   return n;
 }
 
@@ -94,6 +98,43 @@ TEST_CASE("one sequence: prefill in parts, then outputs, each the next step's to
   CHECK(s.size() == 12);
   CHECK(b.device.wrong(s) == 0);
   CHECK(b.device.wrong_reads() == 0);
+}
+
+TEST_CASE("rows with outputs are a range that can be counted, and gone over again") {
+  using Rows = decltype(std::declval<const Tree::Finished&>().rows());
+  static_assert(std::ranges::forward_range<Rows> && std::ranges::sized_range<Rows>);
+  static_assert(
+      std::sized_sentinel_for<std::ranges::iterator_t<Rows>, std::ranges::iterator_t<Rows>>);
+  Bench<Tree> b;
+  std::vector<Tree::Sequence> all;
+  for (int i = 0; i < 5; ++i) all.push_back(b.tree.insert(iota(10 * i, 3)));
+  auto step = b.tree.begin_step();
+  for (int i = 0; i < 5; ++i) REQUIRE(step.add(all[static_cast<std::size_t>(i)], i == 1 ? 2 : 9));
+  auto done = b.finish(std::move(step));
+  all[3].leave();
+  const auto rows = done.rows();  // 0, 2 and 4: the others have no output
+  CHECK(rows.size() == 3);
+  CHECK(std::ranges::distance(rows) == 3);
+  const std::vector<ScheduledSequence> kept(rows.begin(), rows.end());
+  REQUIRE(kept.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {  // whose row it is
+    CHECK(kept[i].index == 2 * static_cast<int>(i));
+    CHECK(kept[i].sequence == all[2 * i].id());
+  }
+  auto second = rows.begin();
+  CHECK((*second++).index == 0);
+  CHECK(rows.end() - second == 2);
+  CHECK(rows.begin() - second == -1);
+  CHECK(second - second == 0);
+  std::ptrdiff_t left = 3;
+  for (auto row = rows.begin(); row != rows.end(); ++row, --left) {
+    CHECK(rows.end() - row == left);
+    done.commit(*row, 9);
+    CHECK(rows.end() - row == left);  // as many steps of the loop as before
+  }
+  CHECK(left == 0);
+  CHECK(rows.size() == 0);
+  CHECK(rows.empty());
 }
 
 TEST_CASE("the same prompt twice: both have an output, the cached one for one row of work") {

@@ -206,19 +206,23 @@ inline ScheduledSequence row_of(const StepRecord& step, std::size_t index) noexc
 
 /// A range of the ScheduledSequence whose outputs can be committed, in the order of add(): not
 /// those of sequences that have left, of parts of a prompt, or of rows that were computed after a
-/// draft that was rejected. See Finished::rows().
+/// draft that was rejected. What is committed while a loop goes over it is skipped by later loops,
+/// and counted no longer. See Finished::rows().
 template <class Tree>
 class OutputRows {
  public:
   /// Skips rows without output. Valid while the step's Finished is there.
   class iterator {
    public:
-    using iterator_category = std::input_iterator_tag;  ///< values are made on the fly
-    using value_type = ScheduledSequence;               ///< what it gives
-    using difference_type = std::ptrdiff_t;             ///< of positions
-    using pointer = const ScheduledSequence*;           ///< not used
+    using iterator_concept = std::forward_iterator_tag;  ///< values are made on the fly, so that
+    using iterator_category = std::input_iterator_tag;   ///< before C++20 it is no forward iterator
+    using value_type = ScheduledSequence;                ///< what it gives
+    using difference_type = std::ptrdiff_t;              ///< of positions
+    using pointer = const ScheduledSequence*;            ///< not used
     using reference = const ScheduledSequence;  ///< a value; const, so that `auto&` may name it
 
+    /// Of no step.
+    iterator() = default;
     /// At the first row from `at` on that has an output.
     iterator(const TreeCore& core, const StepRecord& record, std::size_t at)
         : core_(&core), record_(&record), at_(at) {
@@ -232,16 +236,29 @@ class OutputRows {
       skip();
       return *this;
     }
+    /// On to the next; where it was.
+    iterator operator++(int) {
+      iterator before = *this;
+      ++*this;
+      return before;
+    }
     /// Whether both stand at the same row.
     bool operator==(const iterator& other) const { return at_ == other.at_; }
+    /// Rows from `first` to `last`; takes as long as going there.
+    friend difference_type operator-(iterator last, iterator first) {
+      if (last.at_ < first.at_) return -(first - last);
+      difference_type count = 0;
+      for (; first.at_ < last.at_; ++first) ++count;
+      return count;
+    }
 
    private:
     void skip() {
       while (at_ < record_->entries.size() && !core_->has_output(record_->entries[at_])) ++at_;
     }
-    const TreeCore* core_;
-    const StepRecord* record_;
-    std::size_t at_;
+    const TreeCore* core_ = nullptr;
+    const StepRecord* record_ = nullptr;
+    std::size_t at_ = 0;
   };
   /// The first row. Throws InvalidArgument where the step's Finished is gone.
   [[nodiscard]] iterator begin() const {
@@ -253,6 +270,10 @@ class OutputRows {
     const StepRecord& step = record();
     return {shared_->tree->core, step, step.entries.size()};
   }
+  /// How many rows there are. Takes as long as going over them. Throws as begin() does.
+  [[nodiscard]] std::size_t size() const { return to_size(end() - begin()); }
+  /// Whether there is none. Throws as begin() does.
+  [[nodiscard]] bool empty() const { return begin() == end(); }
 
  private:
   friend class Finished<Tree>;
