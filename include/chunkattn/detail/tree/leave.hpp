@@ -62,15 +62,11 @@ CHUNKATTN_FUNCTION void TreeCore::begin_leaving(SequenceIndex s) noexcept {
 
 CHUNKATTN_FUNCTION void TreeCore::finish_all_leaving() noexcept {
   if (!retains()) forget_copies();
-  // One that goes may release the last copy that another waits for: repeat while any goes.
-  for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
-    before = leaving_.size();
-    leaving_.erase_if([&](SequenceIndex s) {
-      if (sequences[s].copies > 0 || sequences[s].steps > 0) return false;
-      finish_leaving(s);
-      return true;
-    });
-  }
+  leaving_.erase_if([&](SequenceIndex s) {
+    if (sequences[s].copies > 0 || sequences[s].steps > 0) return false;
+    finish_leaving(s);
+    return true;
+  });
   retention.keep_to_watermarks();
 }
 
