@@ -47,7 +47,7 @@ chunkattn_fast_program(fast_tree OPTIONS -O0
 chunkattn_fast_program(fast_cache SCALE 0.3 OPTIONS -O0
   TESTS changing_policy_test checkpoint_test expiry_test learning_test rank_test tenant_test)
 chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -Og
-  TESTS step_misuse_test step_random_test step_test tree_failure_test kv_growth_test)
+  TESTS step_misuse_test step_random_test step_test tree_failure_test tree_memory_test kv_growth_test)
 chunkattn_fast_program(fast_plans SCALE 0.3 OPTIONS -Og
   TESTS block_table_test paged_plan_test plan_figure2_test plan_steps_test step_view_test)
 chunkattn_fast_program(fast_attention SCALE 0.3 OPTIONS -Og

@@ -60,15 +60,29 @@ class RandomChoices : public Choices {
   std::uint64_t state_;
 };
 
-/// Lru or Priority, by its numbers, with a weight for each of the simulation's tenants, and a quota
-/// of the last one.
+/// What the simulation's policy grants its tenants; it changes from time to time.
+struct TenantTable {
+  std::uint32_t weights[3] = {1, 2, 3};
+  std::size_t quotas[3] = {max_pool_chunks, max_pool_chunks, 5};  ///< in chunks
+  std::size_t last[3] = {};     ///< the quota that was answered last
+  std::size_t granted[3] = {};  ///< the largest that the tree may still go by
+
+  std::size_t ask(std::uint64_t tenant) noexcept {
+    last[tenant] = quotas[tenant];
+    granted[tenant] = std::max(granted[tenant], last[tenant]);
+    return last[tenant];
+  }
+  /// The prompt has joined for which the tree asked.
+  void joined(std::uint64_t tenant) noexcept { granted[tenant] = last[tenant]; }
+};
+/// Lru or Priority, by its numbers, with a weight and a quota for each of the tenants.
 struct TenantPolicy : chunkattn::CachePolicy {
-  static constexpr std::size_t last_quota = 5;
+  TenantTable* table = nullptr;
   [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
-    return 1 + static_cast<std::uint32_t>(tenant);
+    return table->weights[tenant];
   }
   [[nodiscard]] std::size_t quota(std::uint64_t tenant) const noexcept {
-    return tenant < 2 ? max_pool_chunks : last_quota;
+    return table->ask(tenant);
   }
 };
 
@@ -89,8 +103,9 @@ struct SimOptions {
   bool many_namespaces = true;
   /// The policy with these numbers.
   template <class Retention>
-  [[nodiscard]] Retention policy() const {
+  [[nodiscard]] Retention policy(TenantTable& tenants) const {
     Retention policy;
+    if constexpr (requires { policy.table; }) policy.table = &tenants;
     policy.high_watermark = retention.high_watermark;
     policy.low_watermark = retention.low_watermark;
     policy.max_pinned = retention.max_pinned;
@@ -117,7 +132,7 @@ class EngineSimBase {
       : choices_(choices), options_(options), counters_(counters) {
     memory_.chunk_size = ChunkSize;
     tree_.emplace(ShadowAllocator{{.max_chunks = options.budget}, &memory_}, options.tree,
-                  options.policy<Retention>());
+                  options.policy<Retention>(tenants_));
   }
 
   /// The last operations, for a report.
@@ -422,6 +437,7 @@ class EngineSimBase {
   SimOptions options_;
   Counters& counters_;
   ShadowMemory memory_;
+  TenantTable tenants_;
   std::optional<Tree> tree_;
   std::vector<LivePtr> live_;
   std::vector<std::pair<Dropped, std::function<void()>>> deferred_;

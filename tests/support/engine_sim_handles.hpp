@@ -192,7 +192,7 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
       ShadowMemory memory;
       memory.chunk_size = ChunkSize;
       Tree other(ShadowAllocator{{.max_chunks = 4}, &memory}, options_.tree,
-                 options_.template policy<Retention>());
+                 options_.template policy<Retention>(this->tenants_));
       const Sequence orphan = other.insert(prompt);
       other = std::move(moved);
       expect(!orphan.is_live(), "a tree that is assigned over is gone");

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,7 +41,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   struct Swapped {
     SwappedSequence<SimToken> data;
     Live model;
-    bool had_work;
+    bool had_work;  // or an output was to come
   };
   struct Pinned {
     typename Tree::Pin handle;
@@ -86,6 +87,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     if (one_in(4)) o.max_reuse = below(size + 1);
     o.compute_last = !one_in(4);
     o.share_pending = !one_in(4);
+    o.preempted = one_in(8);
     return o;
   }
   Live model_of(std::span<const SimToken> prompt, const InsertOptions& o) {
@@ -110,7 +112,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     unlimited.max_reuse = std::numeric_limits<std::size_t>::max();
     const auto found = tree_->match_prefix(prompt, unlimited);
     const std::size_t needed = tree_->chunks_needed(prompt, o), free = tree_->chunks_available();
-    const std::uint64_t pending_before = tree_->stats().pending_tokens;
+    const TreeStats before = tree_->stats();
     Live live = model_of(prompt, o);
     try {
       check_match(live, found);
@@ -138,12 +140,32 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
         ", tenant " + text(o.name_space.tenant) + ", adapter " + text(o.name_space.adapter) +
         ", public " + text(live.public_end));
     expect(s.has_value() == (needed <= free) || had_none_, "admission says whether it fits");
+    expect(tree_->stats().failed_inserts == before.failed_inserts + (s ? 0 : 1),
+           "failed inserts are counted");
     if (!s) return count("insert failed");
     expect(free - tree_->chunks_available() <= needed, "no more chunks than admission said");
+    check_counted(before, *s, o.preempted, o.share_pending ? found.pending : 0);
     joined(std::move(live), std::move(*s), o, found);
-    if (o.share_pending)
-      expect(tree_->stats().pending_tokens - pending_before == found.pending, "pending");
-    count("insert");
+    count(o.preempted ? "insert of what was preempted" : "insert");
+  }
+
+  /// What a prompt that has joined adds to the counters.
+  void check_counted(const TreeStats& before, const Sequence& s, bool preempted,
+                     std::size_t pending) {
+    const TreeStats now = tree_->stats();
+    const std::uint64_t size = s.size(), cached = s.num_cached();
+    expect(now.inserts == before.inserts + 1 &&
+               now.preempted_inserts == before.preempted_inserts + (preempted ? 1 : 0),
+           "inserts are counted");
+    expect(now.prompt_tokens - before.prompt_tokens == (preempted ? 0 : size) &&
+               now.cached_tokens - before.cached_tokens == (preempted ? 0 : cached) &&
+               now.pending_tokens - before.pending_tokens == (preempted ? 0 : pending),
+           "tokens of new prompts are counted");
+    expect(now.preempted_tokens - before.preempted_tokens == (preempted ? size : 0) &&
+               now.preempted_cached_tokens - before.preempted_cached_tokens ==
+                   (preempted ? cached + pending : 0),
+           "tokens of preempted prompts are counted");
+    this->tenants_.joined(s.options().name_space.tenant);
   }
 
   /// The model of a sequence that has just joined, and what its handle must say.
@@ -249,6 +271,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     Live live = model_of(at->second.prompt, at->second.options);
     requests_.erase(at);
     expect(joining.second.size() == live.known, "a request's own prompt is admitted");
+    this->tenants_.joined(live.name_space.tenant);
     std::fill_n(live.done.begin(), joining.second.num_cached(), 1);
     this->adopt(std::move(live), std::move(joining.second));
     count("admitted");
@@ -289,6 +312,10 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   void leave() {
     const LivePtr live = this->any_live();
+    leave(live, below(8));
+  }
+  /// \param way  0: on another thread
+  void leave(const LivePtr& live, std::size_t way) {
     for (const auto& step : steps_)
       for (const auto& entry : step->entries)
         if (entry.live == live)
@@ -300,7 +327,6 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     if (live->handle.num_pending() > 0) count("left while waiting for another");
     if (live->handle.num_uncomputed() > 0) count("left in the middle of a prefill");
     remember(*live);
-    const std::size_t way = below(8);
     log("leave " + name(*live) + (way == 0 ? " elsewhere" : ""));
     this->forget(live);
     if (way > 0 && way < 4) {
@@ -310,7 +336,34 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     } else {
       this->drop_handle(Dropped::sequence, live->handle, way == 0, [live] { live->gone = true; });
     }
+    if (way > 0 && this->owned_) check_quotas();
     count(way == 0 ? "left on another thread" : "leave");
+  }
+
+  /// The policy grants a tenant something else from its next prompt on.
+  void change_terms() {
+    const std::size_t tenant = below(3);
+    this->tenants_.weights[tenant] = 1 + static_cast<std::uint32_t>(below(4));
+    this->tenants_.quotas[tenant] = one_in(2) ? max_pool_chunks : below(12);
+    log("other terms for tenant " + text(tenant));
+    count("other terms for a tenant");
+  }
+  /// Whenever somebody has left, nobody has more cached than the policy said last.
+  void check_quotas() {
+    if (!options_.fair || !std::is_same_v<Retention, TenantPolicy>) return;
+    std::size_t cached[3] = {};
+    const auto& topology = chunkattn::detail::TreeAccess::core(*tree_).topology;
+    for (std::size_t i = 1; i < topology.num_indices(); ++i) {
+      const auto& n = topology.node(static_cast<std::int32_t>(i));
+      if (n.retained && n.pins == 0 && !n.name_space.is_public)
+        cached[n.name_space.tenant] += static_cast<std::size_t>(n.length);
+    }
+    for (std::size_t tenant = 0; tenant < 3; ++tenant) {
+      const std::size_t quota = this->tenants_.granted[tenant];
+      expect(quota == max_pool_chunks || cached[tenant] <= quota * ChunkSize,
+             "a tenant has no more cached than its quota");
+      if (quota != max_pool_chunks && cached[tenant] > 0) count("cached within a quota");
+    }
   }
 
   /// What an unbounded cache must still have.
@@ -326,7 +379,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   void fork() {
     const LivePtr live = this->any_live();
-    const std::size_t length = one_in(3) ? 1 + below(live->known) : live->known;
+    (void)fork(live, one_in(3) ? 1 + below(live->known) : live->known);
+  }
+  LivePtr fork(const LivePtr& live, std::size_t length) {
     const std::size_t free = tree_->chunks_available();
     const bool in_flight = live->steps > 0;
     std::optional<Sequence> s;
@@ -341,18 +396,20 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       } catch (const OutOfChunks&) {
       }
     });
-    if (!answered) return;
+    if (!answered) return nullptr;
     log("fork " + name(*live) + " at " + text(length) + " of " + text(live->known) +
         (s ? " into #" + text(this->last_uid_ + 1) : ", failed"));
     if (!s) {
       expect(free < fork_chunks || had_none_, "a fork takes a short tail's chunks at the most");
-      return count("fork failed");
+      count("fork failed");
+      return nullptr;
     }
     this->check_sequence(*live);
-    forked(*live, std::move(*s), length);
+    const LivePtr twin = forked(*live, std::move(*s), length);
     if (live->reserved() > 0) count("fork beside outputs to come");
     if (in_flight) count("fork of a sequence in a step");
     count(length == live->known ? "fork" : "fork at an earlier length");
+    return twin;
   }
 
   LivePtr forked(const Live& from, Sequence&& s, std::size_t length) {
@@ -362,7 +419,10 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     twin.priority = from.priority;
     twin.findable = std::min(from.findable, length);
     twin.public_end = s.options().public_length;  // copied tokens are the tenant's own
-    expect(twin.public_end <= std::min(from.public_end, length), "a fork makes nothing public");
+    const std::size_t public_end = std::min(from.public_end, length);
+    expect(twin.public_end == public_end - public_end % this->unit(),
+           "what is public of a sequence is public of its fork");
+    if (twin.public_end > 0) count("fork of what is public");
     this->set_tokens(twin, std::span(from.tokens).first(length));
     // What is shared or copied is written where the source has written it.
     std::size_t p = 0;
@@ -377,6 +437,25 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       }
     });
     return this->adopt(std::move(twin), std::move(s));
+  }
+
+  /// Forks of forks that grow before anything is copied, and leave before the others, in any order.
+  void family() {
+    std::vector<LivePtr> all{this->any_live()};
+    for (std::size_t n = 2 + below(8); n > 0 && live_.size() < options_.max_live; --n) {
+      const LivePtr live = all[below(all.size())];
+      const std::size_t kind = below(8);
+      if (kind < 4) {
+        const LivePtr twin = fork(live, live->known);
+        if (twin != nullptr) all.push_back(twin);
+      } else if (kind < 6) {
+        append(live, 1 + below(2 * ChunkSize + 4));
+      } else if (all.size() > 1) {
+        kind == 6 ? leave(live, 1 + below(7)) : swap_out(live);
+        if (!live->handle.is_live()) std::erase(all, live);
+      }
+    }
+    count("family of forks");
   }
 
   void truncate() {
@@ -434,8 +513,11 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   void append() {
     const LivePtr live = this->any_live();
+    append(live, 1 + below(one_in(4) ? 2 * ChunkSize : 4));
+  }
+  void append(const LivePtr& live, std::size_t num_tokens) {
     if (live->known > options_.max_length) return;
-    std::vector<SimToken> tokens(1 + below(one_in(4) ? 2 * ChunkSize : 4));
+    std::vector<SimToken> tokens(num_tokens);
     for (auto& token : tokens) token = this->any_token();
     log("append " + text(tokens.size()) + " to " + name(*live));
     const std::size_t needed = live->handle.chunks_needed(tokens.size());
@@ -444,9 +526,11 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       expect_refused([&] { (void)live->handle.try_append(tokens); }, "outputs are to come");
       return count("append refused");
     }
+    const std::uint64_t failed = tree_->stats().failed_adds;
     bool fits = false;
     if (!this->attempt("append", [&] { fits = live->handle.try_append(tokens); })) return;
     expect(fits == (needed <= free) || had_none_, "append fails only without chunks");
+    expect(tree_->stats().failed_adds == failed + (fits ? 0 : 1), "failed appends are counted");
     if (!fits) return count("append failed");
     expect(free - tree_->chunks_available() <= needed, "chunks as promised");
     for (const SimToken token : tokens) this->push_token(*live, token);
@@ -541,11 +625,23 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   // ---- swap ----------------------------------------------------------------------------------
 
-  void swap_out() {
-    const LivePtr live = this->any_live();
+  /// Any of those whose outputs are to come, or any.
+  LivePtr any_expecting() {
+    LivePtr found = this->any_live();
+    if (one_in(2))
+      for (const LivePtr& live : live_)
+        if (live->reserved() > 0 && (found->reserved() == 0 || one_in(4))) found = live;
+    return found;
+  }
+  void swap_out() { swap_out(any_expecting()); }
+  void swap_out(const LivePtr& live) {
     this->settle();
     Swapped swapped;
-    swapped.had_work = live->handle.num_uncomputed() > 0;
+    swapped.had_work = live->handle.num_uncomputed() > 0 || live->reserved() > 0;
+    if (live->reserved() > 0)
+      count(live->steps > 0 ? "swap out of a step" : "swap out before an output was committed");
+    const bool has_drafts = live->reserved() > 1;
+    if (has_drafts) count("swap out before drafts were accepted");
     const std::size_t written = live->handle.num_written();
     const std::size_t shared = std::min(live->handle.num_shared(), written);
     const bool lost_output = live->reserved() > 0;
@@ -579,6 +675,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t needed = tree_->chunks_needed(swapped.data.tokens, swapped.data.options);
     const std::size_t free = tree_->chunks_available();
     const auto found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
+    const TreeStats before = tree_->stats();
     std::optional<Sequence> s;
     if (!this->attempt("resume", [&] { s = chunkattn::resume(*tree_, cache, swapped.data); }))
       return;
@@ -586,6 +683,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
         (s ? " as #" + text(this->last_uid_ + 1) : ", failed"));
     expect(s.has_value() == (needed <= free) || had_none_, "resume needs what chunks_needed says");
     if (!s) return count("resume failed");
+    check_counted(before, *s, true, found.pending);
     Live live;
     live.weights = this->weights_;
     live.name_space = swapped.model.name_space;
@@ -614,7 +712,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       std::fill_n(live.done.begin(), found.cached, 1);
       count("resume beside a step that writes the same");
     }
-    if (swapped.had_work) expect(s->num_uncomputed() > 0, "what was to compute still is");
+    if (swapped.had_work)
+      expect(s->num_uncomputed() > 0, "what was to compute still is, or an output is to come");
     swapped_.pop_back();
     this->adopt(std::move(live), std::move(*s));
   }

@@ -72,6 +72,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     check_invariants(*tree_);
     TreeStats stats = tree_->stats();
     expect(stats.live_sequences == 0, "nobody is left");
+    check_counters(stats);
     if (chunkattn::detail::TreeAccess::core(*tree_).pending_copies.empty()) {  // else what is to be
                                                                                // copied waits
       expect(stats.leaving_sequences == 0, "nobody waits");
@@ -86,9 +87,40 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
            "clear() forgets everything");
     expect(options_.budget == max_pool_chunks || tree_->chunks_available() == options_.budget,
            "every chunk is back");
+    nothing_grows();
   }
 
  private:
+  /// What came has gone.
+  void check_counters(const TreeStats& stats) {
+    expect(stats.inserts + stats.forks == stats.leaves, "who joined has left");
+    expect(stats.forks == stats.forks_copied + stats.forks_shared, "forks copy or share");
+    expect(stats.clears == this->weights_, "calls of clear() are counted");
+    const auto step = tree_->begin_step();
+    expect(step.number() - 1 == stats.steps + stats.cancelled_steps + stats.abandoned_steps,
+           "steps finished or were dropped");
+  }
+  /// The same work over and over takes no further memory, however many sequences, steps and pins
+  /// came and went before.
+  void nothing_grows() {
+    const std::vector<SimToken> prompt{0, 1, 0, 1};
+    std::uint64_t before = 0;
+    for (int i = 0; i < 4000; ++i) {
+      if (i == 100) before = heap.allocations;
+      Sequence s = tree_->insert(prompt);
+      const Sequence twin = s.fork();
+      auto step = tree_->begin_step();
+      (void)step.add(s);
+      const auto pin = tree_->pin(prompt);
+      if (i % 2 == 0) s.leave();
+      if (i % 4 == 0) continue;
+      tree_->clear();
+    }
+    tree_->clear();
+    expect(this->sink_allocates_ || heap.allocations == before, "what has gone takes no memory");
+    expect(tree_->stats().used_chunks == 0, "what has gone takes no chunk");
+  }
+
   void connect_events() {
     this->settle();  // this is no call of the tree
     connect_wire();
@@ -117,7 +149,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     } else if (kind < 20) {
       live_.size() > options_.max_live / 2 || one_in(3) ? this->leave() : this->insert();
     } else if (kind < 26) {
-      live_.size() < options_.max_live ? this->fork() : this->leave();
+      live_.size() >= options_.max_live ? this->leave() : one_in(8) ? this->family() : this->fork();
     } else if (kind < 31) {
       this->append();
     } else if (kind < 33) {
@@ -144,7 +176,10 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   }
 
   void rare() {
-    switch (below(18)) {
+    switch (below(20)) {
+      case 18:
+      case 19:
+        return this->change_terms();
       case 16:
         return connect_events();
       case 17:

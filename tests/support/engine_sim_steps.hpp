@@ -140,6 +140,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       added.count = num_drafts;
     else
       added.tokens = drafts;
+    const std::uint64_t failed = tree_->stats().failed_adds;
     AddResult result;
     this->insist("add", [&] { result = step.open->add(live->handle, max_tokens, added); });
     const AddResult::Reason reason = result.reason();
@@ -163,6 +164,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       // What is evicted for drafts aside may make room behind the sequence besides.
       expect((reason == AddResult::Reason::none) == fits || (aside > 0 && result) || had_none_,
              "a step takes what fits");
+      expect(tree_->stats().failed_adds == failed + (result ? 0 : 1), "failed adds are counted");
       if (reason == AddResult::Reason::out_of_chunks) count("add failed");
     }
     expect(static_cast<bool>(result) == (reason == AddResult::Reason::none), "a reason, or added");
@@ -413,6 +415,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   std::vector<ScheduledSequence> rows(const SimStep& step) {
     std::vector<ScheduledSequence> all;
     for (const ScheduledSequence row : step.finished->rows()) all.push_back(row);
+    expect(step.finished->rows().size() == all.size(), "rows are as many as there are");
     std::size_t next = 0;
     for (const Entry& entry : step.entries) {
       if (!entry.has_output || entry.superseded() || entry.live->gone) continue;

@@ -197,6 +197,33 @@ TEST_CASE("outputs to come and tokens in a step are discarded by a swap") {
   CHECK(back->num_uncomputed() == 1);
 }
 
+TEST_CASE("an output that was to come when a sequence was swapped out is computed after resume()") {
+  for (const std::size_t drafts : {0, 3})
+    for (const bool is_finished : {false, true}) {
+      Bench b;
+      auto s = b.tree.insert(iota(0, 20));
+      std::optional step(b.tree.begin_step());
+      const std::vector<int> guesses = iota(70, drafts);
+      REQUIRE(step->add(s, 99, {.tokens = guesses}));
+      (void)b.plan.build(*step);
+      std::optional<Tree::Finished> done;
+      if (is_finished) {
+        (void)b.cache.layer(0);  // grows to the chunks that there are
+        put(s, {0, 20}, b.cache, 100);
+        done.emplace(std::move(*step).finish());
+      }
+      const auto swapped = swap_out(s, b.cache);
+      CHECK(swapped.written == (is_finished ? 20 : 0));
+      done.reset();
+      step.reset();
+      b.evict_all();
+      const auto back = resume(b.tree, b.cache, swapped);
+      REQUIRE(back);
+      CHECK(back->size() == 20);
+      CHECK(back->num_uncomputed() == (is_finished ? 1 : 20));
+    }
+}
+
 TEST_CASE("resume never rewrites rows that others share") {
   test::Random random(4);
   for (int round = 0; round < test::scaled(200); ++round) {

@@ -146,3 +146,107 @@ TEST_CASE("tokens that another is still to write are not there to be merged with
   CHECK(tree.match_prefix(iota(500, 8)).cached == 8);
   check_invariants(tree);
 }
+
+TEST_CASE("a copier that is late: both ends of a copy stay until the step that has it is done") {
+  using Tree = PrefixTree<int, 8, PoolAllocator, NoRetention>;
+  Tree tree(PoolAllocator{.max_chunks = 64}, {.min_run = 8});
+  AttentionPlan plan;
+  auto source = tree.insert(iota(0, 10));
+  source.append(iota(50, 5));
+  source.mark_loaded({0, 15});
+
+  auto fork = source.fork();      // 5 tokens are to be copied
+  auto grandchild = fork.fork();  // copied from the source as well: no copy waits for another
+  fork.append(7);
+  grandchild.append(8);
+  auto step = tree.begin_step();
+  REQUIRE(step.add(fork));
+  REQUIRE(step.add(grandchild));
+  const auto view = plan.build(step);
+  const std::vector<PlanView::RowCopy> copies(view.copies, view.copies + view.num_copies);
+  REQUIRE(copies.size() == 2);
+  CHECK(copies[0].length == 5);
+  CHECK(copies[0].source_chunk == copies[1].source_chunk);
+  CHECK(copies[0].source_begin == copies[1].source_begin);
+  CHECK(copies[0].target_chunk != copies[1].target_chunk);
+  auto first = std::move(step).submit();
+
+  auto next = tree.begin_step();
+  REQUIRE(next.add(grandchild));
+  CHECK(plan.build(next).num_copies == 0);  // the step before has them
+  auto second = std::move(next).submit();
+  source.leave();
+  fork.leave();
+  CHECK(tree.stats().leaving_sequences == 2);
+  std::vector<Tree::Sequence> others;  // no other sequence gets the slots of a copy
+  for (int i = 0; i < 20; ++i) {
+    others.push_back(tree.insert(iota(1000 * (i + 1), 9)));
+    others.back().for_each_run({0, 9}, [&](const Piece& piece) {
+      for (const PlanView::RowCopy& copy : copies) {
+        CHECK(piece.chunk != copy.source_chunk);
+        CHECK(piece.chunk != copy.target_chunk);
+      }
+    });
+  }
+  {
+    auto done = std::move(first).finish();
+  }
+  check_invariants(tree);
+  CHECK(tree.stats().leaving_sequences == 0);
+  CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.empty());
+  {
+    auto done = std::move(second).finish();
+  }
+  check_invariants(tree);
+}
+
+TEST_CASE("a fork that leaves before its copy was made takes the copy back") {
+  using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  for (const bool in_step : {false, true}) {
+    Tree tree(PoolAllocator{.max_chunks = 8}, {.min_run = 8});
+    AttentionPlan plan;
+    auto source = tree.insert(iota(0, 9));
+    source.append(iota(90, 3));
+    source.mark_loaded({0, 12});
+    {
+      auto fork = source.fork();
+      CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.size() == 1);
+      fork.append(5);
+      auto step = tree.begin_step();
+      if (in_step) REQUIRE(step.add(fork));
+      fork.leave();
+      CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.size() ==
+            (in_step ? 1 : 0));  // a step may read them
+      const auto view = plan.build(step);
+      CHECK(view.num_copies == (in_step ? 1 : 0));
+      auto done = std::move(step).finish();
+    }
+    check_invariants(tree);
+    CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.empty());
+    source.leave();
+    CHECK(tree.stats().leaving_sequences == 0);
+    std::vector<int> path = iota(0, 9);
+    for (const int t : iota(90, 3)) path.push_back(t);
+    CHECK(tree.match_prefix(path).cached == 12);
+    // What the source wrote is cache; a fork's unwritten duplicate is not.
+    if (!in_step) CHECK(tree.stats().stored_tokens == 12);
+  }
+}
+
+TEST_CASE("a fork that leaves before its copy was made leaves it to forks that share the rows") {
+  PrefixTree<int, 8, PoolAllocator, Lru> tree({}, {.min_run = 8});
+  AttentionPlan plan;
+  auto source = tree.insert(iota(0, 9));
+  source.append(iota(90, 3));
+  source.mark_loaded({0, 12});
+  auto fork = source.fork();
+  fork.append(iota(50, 5));
+  auto twin = fork.fork();  // what is to be copied is long enough now to be shared
+  fork.leave();
+  check_invariants(tree);
+  auto step = tree.begin_step();
+  REQUIRE(step.add(twin));
+  CHECK(plan.build(step).num_copies == 1);
+  (void)std::move(step).finish();
+  CHECK(twin.num_written() == 17);
+}

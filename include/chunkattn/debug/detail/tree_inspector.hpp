@@ -237,20 +237,19 @@ class TreeInspector {
       for (const StepEntry& entry : step->entries) {
         if (entry.epoch != sequences_[entry.sequence].epoch) continue;
         if (step->state == StepState::finished && !tree_.has_output(entry)) continue;
-        sequences_.for_each_node(
-            entry.sequence, {entry.begin, entry.length},
-            [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-              std::int32_t& end = scheduled[to_size(n)];
-              if (topology_.node(n).writer == entry.sequence)
-                end = (std::max)(end, offset + length);
-            });
+        sequences_.for_each_node(entry.sequence, {entry.begin, entry.length},
+                                 [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                                   std::int32_t& end = scheduled[to_size(n)];
+                                   if (topology_.node(n).writer == entry.sequence)
+                                     end = (std::max)(end, offset + length);
+                                 });
       }
     }
     for (std::size_t i = 1; i < scheduled.size(); ++i) {
       const TreeNode& n = topology_.node(static_cast<NodeIndex>(i));
       if (n.writer != none && sequences_[n.writer].state == SequenceState::live)
-        expect(n.scheduled == (std::max)(n.written, scheduled[i]),
-               "what is scheduled is in a step", static_cast<std::int64_t>(i));
+        expect(n.scheduled == (std::max)(n.written, scheduled[i]), "what is scheduled is in a step",
+               static_cast<std::int64_t>(i));
     }
   }
 
