@@ -74,7 +74,7 @@ void region_of(unsigned count, F f = [] {}) {
       [](void* function) { (*static_cast<F*>(function))(); }, &f, count, 0);
 }
 
-std::ptrdiff_t running_threads() {
+std::ptrdiff_t threads_of_process() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return std::distance(begin(tasks), end(tasks));
 }
@@ -127,7 +127,7 @@ TEST_CASE("OpenMpExecutor where the system starts no more threads") {
           OpenMpExecutor executor(4);
           if (!test::allow_no_more_threads()) return skipped;
           region_of(2);
-          while (running_threads() > 2) std::this_thread::yield();
+          while (threads_of_process() > 2) std::this_thread::yield();
           if (!refused_for_threads([&] { executor.parallel_for(5, [](int) { ::_exit(1); }); }))
             return 2;
           OpenMpExecutor two(2);
@@ -155,7 +155,7 @@ TEST_CASE("OpenMpExecutor beside regions of the engine's, and inside of them") {
     for (const int many : {ThreadPool::max_threads + 1, std::numeric_limits<int>::max()}) {
       if (!test::refused([=] { OpenMpExecutor{many}; }).starts_with("num_threads = ")) return 1;
     }
-    if (running_threads() != 1) return 2;
+    if (threads_of_process() != 1) return 2;
     OpenMpExecutor executor(4), two(2);
     for (int round = 0; round < 20; ++round) {
       if (round % 2 == 0) region_of(2);
@@ -166,9 +166,9 @@ TEST_CASE("OpenMpExecutor beside regions of the engine's, and inside of them") {
       if (!calls_each_once(executor) || !executor.are_openmp()) return 5;
     }
     // All of them stay, however few calls there are.
-    while (running_threads() > 4) std::this_thread::yield();
+    while (threads_of_process() > 4) std::this_thread::yield();
     for (int round = 0; round < 20; ++round) executor.parallel_for(2, [](int) {});
-    if (running_threads() != 4) return 6;
+    if (threads_of_process() != 4) return 6;
     std::atomic<int> wrong = 0;
     region_of(3, [&] { wrong += !calls_each_once(*std::make_unique<OpenMpExecutor>(4)); });
     if (wrong != 0 || !calls_each_once(executor)) return 7;
