@@ -71,7 +71,8 @@ chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -Og
 chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -Og TESTS step_batch_test plan_arrays_test)
 chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -Og TESTS cpu_dispatch_test)
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -Og TESTS attention_variants_test)
-# These two define a macro before they include anything.
+# These three define a macro before they include anything.
+chunkattn_fast_program(fast_c TESTS c_refusals_test)
 chunkattn_fast_program(fast_threads OPTIONS -Og TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
 

@@ -192,14 +192,14 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     detail::check_current(plan);
     const PlanView& view = plan;
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
-    detail::cpu::check_size("k", k.data(), k.size(),
+    detail::cpu::check_size("k", k,
                             static_cast<std::size_t>(view.num_rows) *
                                 static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
                             "num_rows * num_kv_heads * head_dim");
     detail::check_writes(layer, view);
     detail::check_own_v(layer);
     if (has_v)
-      detail::cpu::check_size("v", v.data(), v.size(), k.size() / HeadDim * ValueDim,
+      detail::cpu::check_size("v", v, k.size() / HeadDim * ValueDim,
                               ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
                                                   : "num_rows * num_kv_heads * value_dim");
     detail::check_argument(
@@ -220,18 +220,21 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     const PlanView& view = plan;
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
     const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
-    detail::cpu::check_size("q", query.data(), query.size(), query.size(), "");  // its memory
+    detail::cpu::check_size("q", query, query.size(), "");  // its memory
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
       detail::fail_argument("num_qo_heads", num_qo_heads,
                             {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});
     const std::size_t lines = query.size() / HeadDim;
     detail::cpu::check_size(
-        "out", result.data(), result.size(), lines * ValueDim,
+        "out", result, lines * ValueDim,
         ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
     detail::check_out_beside_q(std::span<const X>(query), result);
-    if (!lse.empty())
-      detail::cpu::check_size("lse", lse.data(), lse.size(), lines, "0 or num_rows * num_qo_heads");
+    if (!lse.empty()) {
+      detail::cpu::check_size("lse", lse, lines, "0 or num_rows * num_qo_heads");
+      detail::check_lse_beside(lse, std::span<const X>(query), result);
+    }
     if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);
+    detail::check_host_memory(variant);
     detail::check_pieces(layer, view);
     detail::check_written(layer, view);
 

@@ -127,7 +127,7 @@ struct SoftCap {
   auto logit(auto s, lanes::At) const { return cap * tanh(s / cap); }
   /// Throws InvalidArgument for a cap that is not positive and finite.
   void check(int) const {
-    detail::check_argument(cap > 0 && detail::is_finite(cap), "SoftCap::cap", cap,
+    detail::check_argument(detail::is_positive_finite(cap), "SoftCap::cap", cap,
                            "a positive finite bound");
   }
 };
@@ -166,7 +166,7 @@ struct Sinks {
 /// Attention with linear biases (ALiBi): adds slope * (key - query), so that distant keys weigh
 /// less.
 struct Alibi {
-  std::span<const float> slopes;  ///< [num_qo_heads], memory of the device; positive
+  std::span<const float> slopes;  ///< [num_qo_heads], memory of the device; positive, finite
 
   /// The logit and its bias.
   auto logit(auto s, lanes::At at) const {
@@ -177,6 +177,12 @@ struct Alibi {
     detail::check_per_head("Alibi::slopes", slopes, num_qo_heads);
   }
 };
+
+namespace detail {
+inline void check_host_memory(const Alibi& alibi) {
+  check_slopes("Alibi::slopes", alibi.slopes);
+}
+}  // namespace detail
 
 /// Adds f(LogitIndex) to each logit.
 template <class F>
@@ -256,6 +262,12 @@ struct Both {
     if constexpr (ChecksItself<B>) b.check(num_qo_heads);
   }
 };
+
+template <class A, class B>
+void check_host_memory(const Both<A, B>& both) {
+  check_host_memory(both.a);
+  check_host_memory(both.b);
+}
 
 }  // namespace detail
 

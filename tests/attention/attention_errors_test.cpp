@@ -2,7 +2,9 @@
 // nor the outputs have been touched.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -126,7 +128,33 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
   CHECK(contains(
       test::refused([&] { attention.run(problem.kv.view, plan, q, out, {.lse = null_lse}); }),
       "lse.data() = null"));
+
+  const auto run = [&](std::span<const float> from, std::span<float> to, std::span<float> sums) {
+    return test::refused([&] { attention.run(problem.kv.view, plan, from, to, {.lse = sums}); });
+  };
+  const auto shifted = [](const std::vector<float>& array) {
+    return std::span(reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(array.data()) + 2),
+                     array.size());
+  };
+  const std::string misaligned =
+      ".data() = misaligned: expected an address that is a multiple of the element's size";
+  CHECK(run(shifted(q), out, lse) == "q" + misaligned);
+  CHECK(run(q, shifted(out), lse) == "out" + misaligned);
+  CHECK(run(q, out, shifted(lse)) == "lse" + misaligned);
+  const std::size_t last = q.size() - 1, size = lse.size();
+  std::vector<float> both(q.size() + 2 * size, 7.0f);
+  std::copy(q.begin(), q.end(), both.begin() + static_cast<std::ptrdiff_t>(size));
+  const std::span<float> there = std::span(both).subspan(size, q.size());
+  for (const std::size_t at : {std::size_t{1}, size, size + last}) {
+    const std::span<float> over = std::span(both).subspan(at, size);
+    CHECK(run(there, out, over) == "lse = memory of q: expected memory of its own");
+    CHECK(run(q, there, over) == "lse = memory of out: expected memory of its own");
+  }
   for (float value : out) CHECK(value == 7.0f);
+  for (float value : lse) CHECK(value == 7.0f);
+  CHECK(std::equal(q.begin(), q.end(), there.begin()));
+  CHECK(run(there, out, std::span(both).first(size)) == "no error");  // beside it
+  CHECK(run(there, out, std::span(both).last(size)) == "no error");
 }
 
 TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before memory is touched") {
@@ -178,6 +206,10 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, chunks and copies, before anything is 
                  "v.size() = 32: expected num_rows * num_kv_heads * head_dim = 320"));
   CHECK(contains(failure_of(plan, {static_cast<const float*>(nullptr), k.size()}, rows),
                  "k.data() = null"));
+  const std::span<const float> shifted(
+      reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(k.data()) + 1), k.size());
+  CHECK(contains(failure_of(plan, shifted, rows), "k.data() = misaligned"));
+  CHECK(contains(failure_of(plan, rows, shifted), "v.data() = misaligned"));
 
   Array<PlanView::WriteTarget> writes = problem.plan.writes;
   writes.back() = {problem.kv.view.num_chunks, 0};

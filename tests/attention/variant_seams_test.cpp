@@ -330,6 +330,14 @@ TEST_CASE("members that make no sense are refused before anything is written") {
   const std::span<const float> none(static_cast<const float*>(nullptr), 3);
   CHECK(message(Sinks{none}) == "Sinks::logits.data() = null: expected memory");
   CHECK(message(Alibi{none}) == "Alibi::slopes.data() = null: expected memory");
+  for (const float slope : {0.0f, -0.5f, infinity, -infinity}) {
+    const std::vector<float> slopes{0.5f, 0.25f, slope};
+    const std::string wanted =
+        "Alibi::slopes[2] = " + std::to_string(slope) + ": expected a positive finite slope";
+    CHECK(message(Alibi{slopes}) == wanted);
+    CHECK(message(combine(SoftCap{1.0f}, SlidingWindow{5}, Alibi{slopes})) == wanted);
+    CHECK(message(combine(Alibi{slopes}, SoftCap{1.0f}, SlidingWindow{5})) == wanted);
+  }
   CHECK(message(combine(SoftCap{0.0f}, Sinks{std::span(four).first(3)})) ==
         "SoftCap::cap = 0.000000: expected a positive finite bound");
   CHECK(out == std::vector<float>(out.size(), 7.0f));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -197,12 +198,17 @@ TEST_CASE_FIXTURE(Fixture, "a stride that was forgotten is refused by its name")
 }
 
 TEST_CASE("buffers have the size that their shape says") {
-  const float data[64] = {};
-  CHECK(failure([&] { detail::cpu::check_size("q", data, 64, 64, "shape"); }) == "");
-  CHECK(failure([&] { detail::cpu::check_size("q", data, 63, 64, "shape"); }) == "q.size() = 63");
-  CHECK(failure([&] { detail::cpu::check_size("q", data, 65, 64, "shape"); }) == "q.size() = 65");
-  CHECK(failure([&] { detail::cpu::check_size("q", nullptr, 64, 64, ""); }).find("q.data() =") ==
-        0);
+  const float data[65] = {};
+  const auto of = [](const float* first, std::size_t size) {
+    return failure([=] { detail::cpu::check_size("q", std::span(first, size), 64, "shape"); });
+  };
+  CHECK(of(data, 64) == "");
+  CHECK(of(data, 63) == "q.size() = 63");
+  CHECK(of(data, 65) == "q.size() = 65");
+  CHECK(of(nullptr, 64) == "q.data() = null");
+  for (const std::uintptr_t shift : {1, 2, 3})
+    CHECK(of(reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(data) + shift), 64) ==
+          "q.data() = misaligned");
 }
 
 #endif

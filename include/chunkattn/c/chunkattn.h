@@ -6,7 +6,7 @@
  * throws or ends the process. Those that return int return 0, or 1 after a failure; those that
  * return a pointer return NULL after a failure. chunkattn_error() says then which argument was
  * wrong, its value and what was expected; what the call was to change is as before. An object is
- * used by one thread at a time.
+ * used by one thread at a time: a call while another one uses the same attention fails.
  */
 #ifndef CHUNKATTN_C_CHUNKATTN_H
 #define CHUNKATTN_C_CHUNKATTN_H
@@ -47,8 +47,8 @@ typedef struct chunkattn_config {
   int32_t num_kv_heads; /**< heads of K and V */
   int32_t kv_type;      /**< of the pages: CHUNKATTN_FLOAT32, … */
   int32_t qo_type;      /**< of q, k, v and out */
-  int32_t num_threads;  /**< the caller's included; 0: as many as there are CPUs to use */
-  float scale;          /**< factor of q·k; 0: 1 / sqrt(head_dim) */
+  int32_t num_threads;  /**< the caller's included, up to 8192; 0: as many as CPUs to use */
+  float scale;          /**< factor of q·k, positive; 0: 1 / sqrt(head_dim) */
   int32_t accuracy;     /**< CHUNKATTN_TWO_TERMS or CHUNKATTN_ONE_TERM */
 } chunkattn_config;
 
@@ -56,9 +56,9 @@ typedef struct chunkattn_config {
  *  Zeros: nothing. */
 typedef struct chunkattn_variant {
   int32_t window;            /**< keys that a row sees, its own included; 0: all */
-  float soft_cap;            /**< logits are cap * tanh(logit / cap); 0: none */
+  float soft_cap;            /**< positive: logits are cap * tanh(logit / cap); 0: none */
   const float* sinks;        /**< [num_qo_heads] a logit in the softmax without a value; or NULL */
-  const float* alibi_slopes; /**< [num_qo_heads] positive; or NULL */
+  const float* alibi_slopes; /**< [num_qo_heads] positive, finite; or NULL */
 } chunkattn_variant;
 
 /** The pages of a batch, in vLLM's names. */
@@ -97,7 +97,10 @@ CHUNKATTN_C_API int chunkattn_c_version(void);
 CHUNKATTN_C_API const char* chunkattn_error(void);
 
 /** Attention as `config` says. Fails for sizes and types that no kernels were compiled for (the
- * text lists those that were), and on processors that lack their instructions. */
+ * text lists those that were), on processors that lack their instructions, and where the system
+ * does not start so many threads. If the process has OpenMP's, attention uses these. OpenMP keeps
+ * threads for each thread that calls it: where another one than the creator's computes, they are
+ * started there, by its first call, which fails if the system does not start them. */
 CHUNKATTN_C_API chunkattn_attention* chunkattn_attention_create(const chunkattn_config* config);
 CHUNKATTN_C_API void chunkattn_attention_destroy(chunkattn_attention* attention);
 
@@ -144,9 +147,11 @@ CHUNKATTN_C_API int chunkattn_write_slots(chunkattn_attention* attention,
  *  @param q         [num_tokens][num_qo_heads][head_dim] of qo_type
  *  @param q_stride  elements from a token to the next; 0: there are no gaps
  *  @param num_tokens  the plan's, or more, of which the first are computed
- *  @param out       [num_tokens][num_qo_heads][value_dim] of qo_type, without gaps
+ *  @param out       [num_tokens][num_qo_heads][value_dim] of qo_type, without gaps. It may be q, if
+ *                   that has as many bytes
  *  @param lse       [num_tokens][num_qo_heads] gets the logarithm of the softmax denominators; or
- *                   NULL */
+ *                   NULL. Neither it nor `out` overlaps anything else: q, pages of the layer, what
+ *                   the variant points to */
 CHUNKATTN_C_API int chunkattn_run(chunkattn_attention* attention, const chunkattn_plan* plan,
                                   const chunkattn_layer* layer, const chunkattn_variant* variant,
                                   const void* q, int64_t q_stride, int32_t num_tokens, void* out,

@@ -13,26 +13,32 @@
 #endif
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
+#include <new>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "../attention_options.hpp"
 #include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
+#include "../detail/support/in_use.hpp"
 #include "../interop/paged_plan.hpp"
 #include "../kv_view.hpp"
 #include "../runtime/any_attention.hpp"
 #include "../runtime/openmp_executor.hpp"
 #include "../variants.hpp"
 #include "chunkattn.h"
+#include "detail/checks.hpp"
 #include "kernels.ipp"
 
 #if !CHUNKATTN_EXCEPTIONS
@@ -57,6 +63,7 @@ struct chunkattn_attention {
   std::string description;
   std::vector<char> dense[2];         // copies of strided rows
   chunkattn::PlanView::Arrays slots;  // of chunkattn_write_slots()
+  chunkattn::detail::InUse in_use;
 
   explicit chunkattn_attention(int num_threads) : threads(num_threads) {}
 };
@@ -69,9 +76,25 @@ struct chunkattn_plan {
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::c {
 
+inline constexpr std::size_t error_size = 1024;
+
 inline char* error_text() noexcept {
-  thread_local char text[1024] = "";
+  thread_local char text[error_size] = "";
   return text;
+}
+
+/// Says why a call has failed. What is beyond the checks of this interface gets its names here: a
+/// processor that lacks instructions, a system that starts no more threads.
+inline void set_error(std::string_view text) noexcept {
+  constexpr std::string_view processor = "options.instruction_set = automatic";
+  const char* name = "";
+  if (text.starts_with("num_threads = ")) name = "config.";
+  if (text.starts_with(processor)) {
+    name = "the processor = this one";
+    text.remove_prefix(processor.size());
+  }
+  std::snprintf(error_text(), error_size, "%s%.*s", name,
+                static_cast<int>((std::min)(text.size(), error_size)), text.data());
 }
 
 /// Calls f; what it throws becomes the text of chunkattn_error(), and the result is `failed`.
@@ -79,39 +102,22 @@ template <class Result, class F>
 Result guarded(Result failed, const F& f) noexcept {
   try {
     return f();
+  } catch (const std::bad_alloc&) {
+    set_error("out of memory");
+  } catch (const std::length_error&) {
+    set_error("out of memory");
   } catch (const std::exception& error) {
-    std::snprintf(error_text(), 1024, "%s", error.what());
+    set_error(error.what());
   } catch (...) {
-    std::snprintf(error_text(), 1024, "an unknown exception");
+    set_error("an unknown exception");
   }
   return failed;
-}
-
-template <class T>
-T& checked_pointer(T* pointer, const char* name) {
-  check_argument(pointer != nullptr, name, static_cast<const void*>(pointer), "not null");
-  return *pointer;
-}
-
-inline ElementType type_of(std::int32_t type, const char* name) {
-  check_argument(type >= CHUNKATTN_FLOAT32 && type <= CHUNKATTN_BFLOAT16, name, type,
-                 "CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1 or CHUNKATTN_BFLOAT16 = 2");
-  return type == CHUNKATTN_FLOAT32   ? ElementType::float32
-         : type == CHUNKATTN_FLOAT16 ? ElementType::half
-                                     : ElementType::bfloat16;
-}
-inline std::size_t bytes_of(std::int32_t type) noexcept {
-  return type == CHUNKATTN_FLOAT32 ? 4 : 2;
-}
-inline int value_dim(const chunkattn_config& config) noexcept {
-  return config.value_dim != 0 ? config.value_dim : config.head_dim;
 }
 
 inline std::unique_ptr<AnyAttention> make_for(const chunkattn_config& config,
                                               OpenMpExecutor& threads) {
   const HeadSize size(config.head_dim, value_dim(config));
-  const ElementType kv = type_of(config.kv_type, "config.kv_type");
-  const ElementType qo = type_of(config.qo_type, "config.qo_type");
+  const ElementType kv = type_of(config.kv_type), qo = type_of(config.qo_type);
   CpuOptions options;
   if (config.scale != 0) options.sm_scale = config.scale;
   if (config.accuracy == CHUNKATTN_ONE_TERM) options.accuracy = CpuOptions::Accuracy::one_term;
@@ -121,31 +127,12 @@ inline std::unique_ptr<AnyAttention> make_for(const chunkattn_config& config,
     return make<HeadDim, ValueDim, Kv, Qo>(threads, options);
   CHUNKATTN_C_KERNELS(CHUNKATTN_C_CHOOSE)
 #undef CHUNKATTN_C_CHOOSE
-  const auto named = [](HeadSize s, ElementType k, ElementType q) {
-    return joined({s.head_dim, ":", s.value_dim, " of ", name_of(k), " for ", name_of(q)});
-  };
-  std::string known;
-#define CHUNKATTN_C_NAME(HeadDim, ValueDim, Kv, Qo) \
-  known += (known.empty() ? "" : ", ") +            \
-           named(HeadSize(HeadDim, ValueDim), element_type_of<Kv>, element_type_of<Qo>);
-  CHUNKATTN_C_KERNELS(CHUNKATTN_C_NAME)
-#undef CHUNKATTN_C_NAME
-  fail_argument("config.head_dim", named(size, kv, qo), {"one with kernels: ", known});
-}
-
-inline void check_heads(const chunkattn_config& config) {
-  if (config.version != CHUNKATTN_C_VERSION) [[unlikely]]
-    fail_argument("config.version", config.version,
-                  {"CHUNKATTN_C_VERSION = ", CHUNKATTN_C_VERSION});
-  check_argument(config.num_kv_heads > 0, "config.num_kv_heads", config.num_kv_heads, "at least 1");
-  if (config.num_qo_heads <= 0 || config.num_qo_heads > max_qo_heads ||
-      config.num_qo_heads % config.num_kv_heads != 0) [[unlikely]]
-    fail_argument("config.num_qo_heads", config.num_qo_heads,
-                  {"a positive multiple of num_kv_heads = ", config.num_kv_heads, ", at most ",
-                   max_qo_heads});
-  check_argument(config.accuracy == CHUNKATTN_TWO_TERMS || config.accuracy == CHUNKATTN_ONE_TERM,
-                 "config.accuracy", config.accuracy,
-                 "CHUNKATTN_TWO_TERMS = 0 or CHUNKATTN_ONE_TERM = 1");
+  std::vector<Kernels> compiled;
+#define CHUNKATTN_C_LIST(HeadDim, ValueDim, Kv, Qo) \
+  compiled.push_back({HeadDim, ValueDim, number_of<Kv>, number_of<Qo>});
+  CHUNKATTN_C_KERNELS(CHUNKATTN_C_LIST)
+#undef CHUNKATTN_C_LIST
+  fail_kernels(config, std::move(compiled));
 }
 
 template <class T>
@@ -169,21 +156,7 @@ AnyKvView view_of(const chunkattn_layer& layer, const chunkattn_config& config) 
   return view;
 }
 
-inline AnyKvView checked_layer(const chunkattn_layer* given, const chunkattn_attention& attention) {
-  const chunkattn_layer& layer = checked_pointer(given, "layer");
-  const chunkattn_config& config = attention.config;
-  check_argument(layer.k != nullptr, "layer.k", static_cast<const void*>(layer.k), "memory of K");
-  check_argument(layer.v != nullptr, "layer.v", static_cast<const void*>(layer.v), "memory of V");
-  check_argument(layer.num_pages > 0, "layer.num_pages", layer.num_pages, "at least 1");
-  check_argument(layer.page_size > 0, "layer.page_size", layer.page_size, "at least 1");
-  const auto check_strides = [&](const char* name, const std::int64_t* strides, int dim) {
-    const std::int64_t counts[]{layer.num_pages, config.num_kv_heads, layer.page_size};
-    for (std::size_t i = 0; i < 3; ++i)
-      if (counts[i] > 1 && strides[i] < dim) [[unlikely]]
-        fail_argument(indexed_name(name, i), strides[i], {"at least the row's ", dim, " elements"});
-  };
-  check_strides("layer.k_strides", layer.k_strides, config.head_dim);
-  check_strides("layer.v_strides", layer.v_strides, value_dim(config));
+inline AnyKvView any_view(const chunkattn_layer& layer, const chunkattn_config& config) {
   return config.kv_type == CHUNKATTN_FLOAT32   ? view_of<float>(layer, config)
          : config.kv_type == CHUNKATTN_FLOAT16 ? view_of<half>(layer, config)
                                                : view_of<bfloat16>(layer, config);
@@ -193,72 +166,47 @@ inline const LiveView& checked_plan(const chunkattn_plan* given, const chunkattn
   const chunkattn_plan& plan = checked_pointer(given, "plan");
   check_argument(plan.view.segments_version != 0, "plan", "not built",
                  "one of which chunkattn_plan_build() has made a batch's plan");
-  const PageGeometry& pages = plan.plan.geometry();
-  if (layer.page_size != pages.page_size) [[unlikely]]
-    fail_argument("layer.page_size", layer.page_size, {"that of the plan, ", pages.page_size});
-  if (layer.num_pages < pages.num_pages) [[unlikely]]
-    fail_argument("layer.num_pages", layer.num_pages,
-                  {"at least those of the plan, ", pages.num_pages});
+  check_pages(layer, plan.plan.geometry());
   return plan.view;
 }
 
-/// Rows of q, k or v without gaps: `data`, or a copy of it in attention.dense[buffer].
-inline ConstElements dense_rows(chunkattn_attention& attention, int buffer, const char* name,
-                                const void* data, std::int64_t stride, std::int32_t rows,
-                                std::int64_t heads, int dim) {
-  const std::int64_t size = heads * dim;
-  check_argument(data != nullptr, name, data, "memory of its rows");
-  if (stride != 0 && stride < size) [[unlikely]]
-    fail_argument(joined({name, "_stride"}), stride,
-                  {"0, or at least the ", size, " elements of a token"});
-  const std::size_t width = bytes_of(attention.config.qo_type);
-  const std::size_t bytes = to_size(size) * width;
-  if (stride != 0 && stride != size && rows > 1) {
+/// Rows without gaps: these, or a copy of them in attention.dense[buffer].
+inline ConstElements dense_rows(chunkattn_attention& attention, int buffer, const TokenRows& rows) {
+  const void* data = rows.data;
+  if (rows.has_gaps()) {
     std::vector<char>& copy = attention.dense[buffer];
-    copy.resize(bytes * to_size(rows));
-    const char* const from = static_cast<const char*>(data);
-    attention.threads.parallel_for(rows, [&](int row) {
-      std::memcpy(copy.data() + to_size(row) * bytes, from + to_size(row) * to_size(stride) * width,
-                  bytes);
+    const std::size_t bytes = rows.row_bytes();
+    copy.resize(bytes * to_size(rows.count));
+    attention.threads.parallel_for(rows.count, [&](int row) {
+      std::memcpy(copy.data() + to_size(row) * bytes,
+                  rows.data + to_size(row) * to_size(rows.stride) * rows.width, bytes);
     });
     data = copy.data();
   }
-  return {data, type_of(attention.config.qo_type, "config.qo_type"), to_size(rows) * to_size(size)};
+  return {data, type_of(attention.config.qo_type), to_size(rows.count) * to_size(rows.size)};
 }
 
-inline void check_tokens(std::int32_t num_tokens, std::int32_t num_rows) {
-  if (num_tokens < num_rows) [[unlikely]]
-    fail_argument("num_tokens", num_tokens, {"at least the plan's query tokens, ", num_rows});
-}
-
-inline void write_rows(chunkattn_attention& attention, const AnyKvView& layer, const LiveView& plan,
-                       const void* k, std::int64_t k_stride, const void* v, std::int64_t v_stride) {
+inline void write_rows(chunkattn_attention& attention, const chunkattn_layer& layer,
+                       const LiveView& plan, const void* k, std::int64_t k_stride, const void* v,
+                       std::int64_t v_stride) {
   const chunkattn_config& config = attention.config;
   if (plan.num_rows == 0) return;
-  const ConstElements keys = dense_rows(attention, 0, "k", k, k_stride, plan.num_rows,
-                                        config.num_kv_heads, config.head_dim);
-  const ConstElements values = dense_rows(attention, 1, "v", v, v_stride, plan.num_rows,
-                                          config.num_kv_heads, value_dim(config));
-  attention.attention->write(layer, plan, keys, values);
+  const std::int64_t heads = config.num_kv_heads;
+  const TokenRows keys =
+      checked_rows("k", k, k_stride, plan.num_rows, heads * config.head_dim, config.qo_type);
+  const TokenRows values =
+      checked_rows("v", v, v_stride, plan.num_rows, heads * value_dim(config), config.qo_type);
+  attention.attention->write(any_view(layer, config), plan, dense_rows(attention, 0, keys),
+                             dense_rows(attention, 1, values));
 }
 
-inline AnyVariant variant_of(const chunkattn_variant* given, std::int32_t num_qo_heads) {
-  if (given == nullptr) return {};
-  const chunkattn_variant& variant = *given;
-  check_argument(variant.window >= 0, "variant.window", variant.window,
-                 "a count, or 0 for all keys");
-  const bool caps = variant.soft_cap != 0, sinks = variant.sinks != nullptr;
-  if (const float* const slopes = variant.alibi_slopes) {
-    check_argument(!caps && !sinks && variant.window == 0, "variant.alibi_slopes",
-                   static_cast<const void*>(slopes), "null beside window, soft_cap or sinks");
-    return Alibi{std::span(slopes, to_size(num_qo_heads))};
-  }
-  check_argument(!caps || !sinks, "variant.sinks", static_cast<const void*>(variant.sinks),
-                 "null beside soft_cap");
+inline AnyVariant variant_of(const chunkattn_variant& variant, std::int32_t num_qo_heads) {
+  const std::size_t heads = to_size(num_qo_heads);
+  if (variant.alibi_slopes != nullptr) return Alibi{std::span(variant.alibi_slopes, heads)};
   const SlidingWindow window{variant.window != 0 ? variant.window
                                                  : (std::numeric_limits<std::int32_t>::max)()};
-  if (caps) return combine(SoftCap{variant.soft_cap}, window);
-  if (sinks) return combine(Sinks{std::span(variant.sinks, to_size(num_qo_heads))}, window);
+  if (variant.soft_cap != 0) return combine(SoftCap{variant.soft_cap}, window);
+  if (variant.sinks != nullptr) return combine(Sinks{std::span(variant.sinks, heads)}, window);
   if (variant.window != 0) return window;
   return {};
 }
@@ -277,7 +225,7 @@ CHUNKATTN_C_API const char* chunkattn_error(void) {
 CHUNKATTN_C_API chunkattn_attention* chunkattn_attention_create(const chunkattn_config* given) {
   return guarded<chunkattn_attention*>(nullptr, [&] {
     const chunkattn_config& config = checked_pointer(given, "config");
-    check_heads(config);
+    check_config(config);
     auto made = std::make_unique<chunkattn_attention>(config.num_threads);
     made->config = config;
     made->attention = make_for(config, made->threads);
@@ -299,8 +247,7 @@ CHUNKATTN_C_API const char* chunkattn_describe(const chunkattn_attention* attent
 CHUNKATTN_C_API chunkattn_plan* chunkattn_plan_create(int32_t page_size, int32_t num_pages,
                                                       int32_t null_page) {
   return guarded<chunkattn_plan*>(nullptr, [&] {
-    return new chunkattn_plan{
-        PagedPlan({.page_size = page_size, .num_pages = num_pages, .null_page = null_page})};
+    return new chunkattn_plan{PagedPlan(checked_pages(page_size, num_pages, null_page))};
   });
 }
 
@@ -311,17 +258,12 @@ CHUNKATTN_C_API void chunkattn_plan_destroy(chunkattn_plan* plan) {
 CHUNKATTN_C_API int chunkattn_plan_build(chunkattn_plan* plan, const chunkattn_tables* given) {
   return guarded(1, [&] {
     checked_pointer(plan, "plan");
-    const chunkattn_tables& tables = checked_pointer(given, "tables");
-    const std::int32_t count = tables.num_sequences;
-    check_argument(count >= 0, "tables.num_sequences", count, "a count");
-    check_argument(tables.stride >= 0, "tables.stride", tables.stride, "a count");
-    checked_pointer(tables.query_start_loc, "tables.query_start_loc");
-    if (count > 0) checked_pointer(tables.seq_lens, "tables.seq_lens");
-    if (count > 0 && tables.stride > 0) checked_pointer(tables.block_table, "tables.block_table");
-    const std::size_t n = to_size(count);
-    plan->view = plan->plan.build(
-        PageTables{std::span(tables.block_table, n * to_size(tables.stride)), tables.stride,
-                   std::span(tables.seq_lens, n), std::span(tables.query_start_loc, n + 1)});
+    const PageTables tables = checked_tables(checked_pointer(given, "tables"));
+    try {
+      plan->view = plan->plan.build(tables);
+    } catch (const InvalidArgument& error) {
+      fail_tables(error, tables, plan->plan.geometry());
+    }
     return 0;
   });
 }
@@ -349,64 +291,78 @@ CHUNKATTN_C_API int chunkattn_plan_sharing(const chunkattn_plan* plan, chunkattn
 }
 
 CHUNKATTN_C_API int chunkattn_write(chunkattn_attention* attention, const chunkattn_plan* plan,
-                                    const chunkattn_layer* layer, const void* k, int64_t k_stride,
+                                    const chunkattn_layer* given, const void* k, int64_t k_stride,
                                     const void* v, int64_t v_stride, int32_t num_tokens) {
   return guarded(1, [&] {
-    const AnyKvView memory = checked_layer(layer, checked_pointer(attention, "attention"));
-    const LiveView& view = checked_plan(plan, *layer);
+    const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
+    const chunkattn_layer& layer = checked_pointer(given, "layer");
+    check_own_v(layer, checked_layer(layer, attention->config));
+    const LiveView& view = checked_plan(plan, layer);
     check_tokens(num_tokens, view.num_rows);
-    write_rows(*attention, memory, view, k, k_stride, v, v_stride);
+    write_rows(*attention, layer, view, k, k_stride, v, v_stride);
     return 0;
   });
 }
 
 CHUNKATTN_C_API int chunkattn_write_slots(chunkattn_attention* attention,
-                                          const chunkattn_layer* layer, const int64_t* slots,
+                                          const chunkattn_layer* given, const int64_t* slots,
                                           const void* k, int64_t k_stride, const void* v,
                                           int64_t v_stride, int32_t num_tokens) {
   return guarded(1, [&] {
-    const AnyKvView memory = checked_layer(layer, checked_pointer(attention, "attention"));
+    const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
+    const chunkattn_layer& layer = checked_pointer(given, "layer");
+    check_own_v(layer, checked_layer(layer, attention->config));
     check_argument(num_tokens >= 0, "num_tokens", num_tokens, "a count");
     if (num_tokens == 0) return 0;
     checked_pointer(slots, "slots");
-    const std::int64_t page_size = layer->page_size;
+    const std::int64_t page_size = layer.page_size;
     PlanView::Arrays& arrays = attention->slots;
     arrays.writes.assign(to_size(num_tokens), {no_chunk, 0});
     for (std::size_t i = 0; i < to_size(num_tokens); ++i) {
       if (slots[i] < 0) continue;
-      if (slots[i] >= page_size * layer->num_pages) [[unlikely]]
+      if (slots[i] >= page_size * layer.num_pages) [[unlikely]]
         fail_argument(indexed_name("slots", i), slots[i],
-                      {"less than num_pages * page_size = ", page_size * layer->num_pages});
+                      {"less than num_pages * page_size = ", page_size * layer.num_pages});
       arrays.writes[i] = {static_cast<ChunkIndex>(slots[i] / page_size),
                           static_cast<std::int32_t>(slots[i] % page_size)};
     }
-    arrays.chunk_size = layer->page_size;
+    arrays.chunk_size = layer.page_size;
     PlanView view = arrays.view();
     view.num_rows = num_tokens;
-    write_rows(*attention, memory, LiveView::unchecked(view), k, k_stride, v, v_stride);
+    write_rows(*attention, layer, LiveView::unchecked(view), k, k_stride, v, v_stride);
     return 0;
   });
 }
 
 CHUNKATTN_C_API int chunkattn_run(chunkattn_attention* attention, const chunkattn_plan* plan,
-                                  const chunkattn_layer* layer, const chunkattn_variant* variant,
+                                  const chunkattn_layer* given, const chunkattn_variant* variant,
                                   const void* q, int64_t q_stride, int32_t num_tokens, void* out,
                                   float* lse) {
   return guarded(1, [&] {
-    const AnyKvView memory = checked_layer(layer, checked_pointer(attention, "attention"));
-    const LiveView& view = checked_plan(plan, *layer);
-    check_tokens(num_tokens, view.num_rows);
-    if (view.num_rows == 0) return 0;
+    const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
+    const chunkattn_layer& layer = checked_pointer(given, "layer");
     const chunkattn_config& config = attention->config;
-    AnyAttention::RunOptions options;
-    options.variant = variant_of(variant, config.num_qo_heads);
-    const std::size_t lines = to_size(view.num_rows) * to_size(config.num_qo_heads);
-    if (lse != nullptr) options.lse = {lse, lines};
-    checked_pointer(static_cast<char*>(out), "out");
-    const ConstElements queries = dense_rows(*attention, 0, "q", q, q_stride, view.num_rows,
-                                             config.num_qo_heads, config.head_dim);
-    attention->attention->run(memory, view, queries,
-                              {out, queries.type, lines * to_size(value_dim(config))}, options);
+    const LayerPages pages = checked_layer(layer, config);
+    const LiveView& view = checked_plan(plan, layer);
+    check_tokens(num_tokens, view.num_rows);
+    const std::int32_t heads = config.num_qo_heads;
+    if (variant != nullptr) check_variant(checked_pointer(variant, "variant"), heads);
+    if (view.num_rows == 0) return 0;
+    const TokenRows queries = checked_rows("q", q, q_stride, view.num_rows,
+                                           std::int64_t{heads} * config.head_dim, config.qo_type);
+    const std::size_t lines = to_size(view.num_rows) * to_size(heads);
+    const std::size_t results = lines * to_size(value_dim(config));
+    check_memory(out, "out", queries.width, "memory of its rows");
+    if (lse != nullptr) checked_pointer(lse, "lse");
+    const std::span<float> denominators(lse, lse != nullptr ? lines : 0);
+    check_outputs(queries, {static_cast<char*>(out), results * queries.width}, denominators, pages,
+                  variant, heads);
+
+    AnyAttention::RunOptions options{.lse = denominators};
+    if (variant != nullptr) options.variant = variant_of(*variant, heads);
+    const ConstElements dense = dense_rows(*attention, 0, queries);
+    attention->attention->run(any_view(layer, config), view, dense, {out, dense.type, results},
+                              options);
     return 0;
   });
 }

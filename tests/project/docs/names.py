@@ -33,7 +33,7 @@ CODE = {".hpp", ".cuh", ".h", ".ipp", ".cpp", ".cu", ".py", ".sh", ".in"}
 FILES = r"\.(?:hpp|cuh|h|ipp|cpp|cu|py|sh|md|txt|json|jsonl|gguf|cmake|toml|yml|so|o|csv|html|js|safetensors|model|pc|zip|whl|bin)$"
 
 # What is not ours: functions of CMake, Conan, vLLM and transformers, targets, a header of CUDA's, PTX.
-FOREIGN = {"find_package", "add_subdirectory", "target_link_libraries", "requires", "merge_attn_states", "generate_batch",
+FOREIGN = {"set", "find_package", "add_subdirectory", "target_link_libraries", "requires", "merge_attn_states", "generate_batch",
            "chunkattn::chunkattn", "chunkattn::cuda", "cuda_fp16.h", "mma.sync", "cp.async"}
 NAMESPACES = {"", "chunkattn", "lanes"}
 TESTS = r"(dev|docs)\.\w+$"  # their names

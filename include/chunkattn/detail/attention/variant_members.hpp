@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "../support/bit_cast.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
 #include "lanes.hpp"
@@ -55,6 +56,17 @@ inline void check_per_head(std::string_view name, std::span<const float> numbers
   if (numbers.data() == nullptr) [[unlikely]]
     fail_argument(joined({name, ".data()"}), "null", "memory");
 }
+
+/// Checks slopes in memory of the host.
+inline void check_slopes(std::string_view name, std::span<const float> slopes) {
+  for (std::size_t head = 0; head < slopes.size(); ++head)
+    if (!is_positive_finite(slopes[head])) [[unlikely]]
+      fail_argument(joined({name, "[", head, "]"}), slopes[head], "a positive finite slope");
+}
+
+/// Checks what a variant points to in memory of the host: overloads in variants.hpp.
+template <class V>
+void check_host_memory(const V&) noexcept {}
 
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

@@ -91,12 +91,16 @@ void check_view(const KvView<T>& layer, const PlanView& plan, int head_dim, int 
 }
 
 /// Checks that a buffer has the expected number of elements; `shape` names it in the message.
-inline void check_size(const char* name, const void* data, std::size_t size, std::size_t expected,
-                       const char* shape) {
-  if (size != expected) [[unlikely]]
-    detail::fail_argument(detail::joined({name, ".size()"}), size, {shape, " = ", expected});
-  if (data == nullptr) [[unlikely]]
-    detail::fail_argument(detail::joined({name, ".data()"}), data, "memory");
+template <class T>
+void check_size(const char* name, std::span<T> buffer, std::size_t expected, const char* shape) {
+  if (buffer.size() != expected) [[unlikely]]
+    detail::fail_argument(detail::joined({name, ".size()"}), buffer.size(),
+                          {shape, " = ", expected});
+  if (buffer.data() == nullptr) [[unlikely]]
+    detail::fail_argument(detail::joined({name, ".data()"}), "null", "memory");
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % sizeof(T) != 0) [[unlikely]]
+    detail::fail_argument(detail::joined({name, ".data()"}), "misaligned",
+                          "an address that is a multiple of the element's size");
 }
 
 }  // namespace cpu

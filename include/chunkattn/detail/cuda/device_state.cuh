@@ -299,6 +299,7 @@ class DeviceState {
     checks_.pointer("out", out.data());
     if (!lse.empty()) checks_.pointer("lse", lse.data());
     check_out_beside_q(q, out);
+    if (!lse.empty()) check_lse_beside(lse, q, out);
     check_variant(variant);
     prepare(plan, stream);
 

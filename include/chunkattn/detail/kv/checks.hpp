@@ -123,15 +123,35 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
   }
 }
 
+/// Memory of an array.
+struct Bytes {
+  std::uintptr_t begin, end;
+
+  Bytes(std::uintptr_t first, std::uintptr_t behind) noexcept : begin(first), end(behind) {}
+  template <class T>
+  explicit Bytes(std::span<T> array) noexcept
+      : begin(reinterpret_cast<std::uintptr_t>(array.data())), end(begin + array.size_bytes()) {}
+
+  [[nodiscard]] bool touches(Bytes other) const noexcept {
+    return begin < other.end && other.begin < end;
+  }
+};
+
 /// Checks that `out` is memory of its own, or `q` itself where their rows have as many bytes: then
 /// what writes a row has read it, and nothing else reads it.
 template <class Q, class Out>
 void check_out_beside_q(std::span<const Q> q, std::span<Out> out) {
-  const auto at_q = reinterpret_cast<std::uintptr_t>(q.data());
-  const auto at_out = reinterpret_cast<std::uintptr_t>(out.data());
-  const bool apart = at_q + q.size_bytes() <= at_out || at_out + out.size_bytes() <= at_q;
-  check_argument(apart || (at_q == at_out && q.size_bytes() == out.size_bytes()), "out",
-                 "memory of q", "memory of its own, or q itself if it has as many bytes");
+  const Bytes of_q(q), of_out(out);
+  check_argument(!of_q.touches(of_out) || (of_q.begin == of_out.begin && of_q.end == of_out.end),
+                 "out", "memory of q", "memory of its own, or q itself if it has as many bytes");
+}
+
+/// Checks that `lse` is memory of its own.
+template <class Q, class Out>
+void check_lse_beside(std::span<float> lse, std::span<const Q> q, std::span<Out> out) {
+  const Bytes of_lse(lse);
+  check_argument(!of_lse.touches(Bytes(q)), "lse", "memory of q", "memory of its own");
+  check_argument(!of_lse.touches(Bytes(out)), "lse", "memory of out", "memory of its own");
 }
 
 /// Checks that writing rows of V does not overwrite K.

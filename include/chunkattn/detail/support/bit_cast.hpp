@@ -20,5 +20,10 @@ inline bool is_finite(float x) noexcept {
   return (bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
+/// The same.
+inline bool is_positive_finite(float x) noexcept {
+  return bit_cast<std::uint32_t>(x) - 1 < 0x7f800000u - 1;
+}
+
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,321 @@
+// Checks of the C interface's arguments. Each failure names the field or parameter as chunkattn.h
+// does, so they stand before those of the C++ front, which know other names.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../../attention_options.hpp"
+#include "../../detail/kv/checks.hpp"
+#include "../../detail/kv/dense_view.hpp"
+#include "../../detail/support/array.hpp"
+#include "../../detail/support/bit_cast.hpp"
+#include "../../detail/support/check.hpp"
+#include "../../detail/support/config.hpp"
+#include "../../element.hpp"
+#include "../../error.hpp"
+#include "../../executor.hpp"
+#include "../../interop/detail/page_rows.hpp"
+#include "../../interop/page_tables.hpp"
+#include "../../variants.hpp"
+#include "../chunkattn.h"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail::c {
+
+/// Memory of an argument, which is not null and begins at a multiple of `alignment`.
+inline void check_memory(const void* memory, const char* name, std::size_t alignment,
+                         const char* of) {
+  if (memory == nullptr) [[unlikely]]
+    fail_argument(name, "null", of);
+  if (reinterpret_cast<std::uintptr_t>(memory) % alignment != 0) [[unlikely]]
+    fail_argument(name, "misaligned", {"an address that is a multiple of ", alignment});
+}
+template <class T>
+T& checked_pointer(T* pointer, const char* name) {
+  check_memory(pointer, name, alignof(T), "not null");
+  return *pointer;
+}
+
+inline void check_type(std::int32_t type, const char* name) {
+  check_argument(type >= CHUNKATTN_FLOAT32 && type <= CHUNKATTN_BFLOAT16, name, type,
+                 "CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1 or CHUNKATTN_BFLOAT16 = 2");
+}
+inline ElementType type_of(std::int32_t type) noexcept {
+  return type == CHUNKATTN_FLOAT32   ? ElementType::float32
+         : type == CHUNKATTN_FLOAT16 ? ElementType::half
+                                     : ElementType::bfloat16;
+}
+template <class T>
+inline constexpr std::int32_t number_of =
+    element_type_of<T> == ElementType::float32 ? CHUNKATTN_FLOAT32
+    : element_type_of<T> == ElementType::half  ? CHUNKATTN_FLOAT16
+                                               : CHUNKATTN_BFLOAT16;
+inline std::size_t bytes_of(std::int32_t type) noexcept {
+  return type == CHUNKATTN_FLOAT32 ? 4 : 2;
+}
+inline int value_dim(const chunkattn_config& config) noexcept {
+  return config.value_dim != 0 ? config.value_dim : config.head_dim;
+}
+
+/// All of it but what kernels there are for.
+inline void check_config(const chunkattn_config& config) {
+  if (config.version != CHUNKATTN_C_VERSION) [[unlikely]]
+    fail_argument("config.version", config.version,
+                  {"CHUNKATTN_C_VERSION = ", CHUNKATTN_C_VERSION});
+  check_argument(config.head_dim > 0, "config.head_dim", config.head_dim, "at least 1");
+  check_argument(config.value_dim >= 0, "config.value_dim", config.value_dim,
+                 "at least 1, or 0 for head_dim");
+  check_argument(config.num_kv_heads > 0, "config.num_kv_heads", config.num_kv_heads, "at least 1");
+  if (config.num_qo_heads <= 0 || config.num_qo_heads > max_qo_heads ||
+      config.num_qo_heads % config.num_kv_heads != 0) [[unlikely]]
+    fail_argument("config.num_qo_heads", config.num_qo_heads,
+                  {"a positive multiple of num_kv_heads = ", config.num_kv_heads, ", at most ",
+                   max_qo_heads});
+  check_type(config.kv_type, "config.kv_type");
+  check_type(config.qo_type, "config.qo_type");
+  check_argument(
+      config.num_threads >= 0 && config.num_threads <= ThreadPool::max_threads,
+      "config.num_threads", config.num_threads,
+      {"at most ", ThreadPool::max_threads, ", or 0 for as many as there are CPUs to use"});
+  check_argument(config.scale == 0 || is_positive_finite(config.scale), "config.scale",
+                 config.scale, "a positive finite factor, or 0 for 1 / sqrt(head_dim)");
+  check_argument(config.accuracy == CHUNKATTN_TWO_TERMS || config.accuracy == CHUNKATTN_ONE_TERM,
+                 "config.accuracy", config.accuracy,
+                 "CHUNKATTN_TWO_TERMS = 0 or CHUNKATTN_ONE_TERM = 1");
+}
+
+/// What a unit of kernels is for.
+struct Kernels {
+  std::int32_t head_dim, value_dim, kv_type, qo_type;
+};
+
+/// Throws for the first field of `config` that none of `compiled` has together with those before.
+[[noreturn]] CHUNKATTN_COLD inline void fail_kernels(const chunkattn_config& config,
+                                                     std::vector<Kernels> compiled) {
+  struct Field {
+    const char* name;
+    std::int32_t Kernels::* of;
+    std::int32_t written, meant;
+  };
+  std::string before;
+  for (const Field& field :
+       {Field{"head_dim", &Kernels::head_dim, config.head_dim, config.head_dim},
+        Field{"value_dim", &Kernels::value_dim, config.value_dim, value_dim(config)},
+        Field{"kv_type", &Kernels::kv_type, config.kv_type, config.kv_type},
+        Field{"qo_type", &Kernels::qo_type, config.qo_type, config.qo_type}}) {
+    std::vector<std::int32_t> known;
+    for (const Kernels& kernels : compiled)
+      if (std::find(known.begin(), known.end(), kernels.*field.of) == known.end())
+        known.push_back(kernels.*field.of);
+    if (std::find(known.begin(), known.end(), field.meant) == known.end()) {
+      std::string list;
+      for (const std::int32_t value : known) list += joined({list.empty() ? "" : ", ", value});
+      fail_argument(joined({"config.", field.name}), field.written,
+                    {"one that kernels were compiled for", before, ": ", list});
+    }
+    std::erase_if(compiled, [&](const Kernels& k) { return k.*field.of != field.meant; });
+    before += joined({before.empty() ? " with " : ", ", field.name, " = ", field.written});
+  }
+  fail_argument("config.head_dim", config.head_dim, "one that kernels were compiled for");
+}
+
+inline PageGeometry checked_pages(std::int32_t page_size, std::int32_t num_pages,
+                                  std::int32_t null_page) {
+  check_argument(page_size > 0, "page_size", page_size, "at least 1");
+  check_argument(num_pages > 0, "num_pages", num_pages, "at least 1");
+  if (null_page < -1 || null_page >= num_pages) [[unlikely]]
+    fail_argument("null_page", null_page, {"a page from 0 to ", num_pages - 1, ", or -1"});
+  return {.page_size = page_size, .num_pages = num_pages, .null_page = null_page};
+}
+
+/// The tables as PagedPlan::build() takes them, which checks what they hold.
+inline PageTables checked_tables(const chunkattn_tables& tables) {
+  const std::int32_t count = tables.num_sequences;
+  check_argument(count >= 0, "tables.num_sequences", count, "a count");
+  constexpr std::int64_t most = (std::numeric_limits<std::ptrdiff_t>::max)() / 4;
+  check_argument(tables.stride >= 0 && tables.stride <= most / (std::max)(count, 1),
+                 "tables.stride", tables.stride, "a count of page ids that memory holds");
+  checked_pointer(tables.query_start_loc, "tables.query_start_loc");
+  if (count > 0) checked_pointer(tables.seq_lens, "tables.seq_lens");
+  if (count > 0 && tables.stride > 0) checked_pointer(tables.block_table, "tables.block_table");
+  const std::size_t n = to_size(count);
+  return {std::span(tables.block_table, n * to_size(tables.stride)), tables.stride,
+          std::span(tables.seq_lens, n), std::span(tables.query_start_loc, n + 1)};
+}
+
+/// Throws what PagedPlan::build() has thrown, in the names of C.
+[[noreturn]] CHUNKATTN_COLD inline void fail_tables(const InvalidArgument& error,
+                                                    const PageTables& tables,
+                                                    const PageGeometry& pages) {
+  const std::string_view text = error.what();
+  if (!text.starts_with("page ")) fail(InvalidArgument(joined({"tables.", text})));
+  for (std::size_t s = 0; s < tables.seq_lens.size(); ++s) {
+    if (tables.query_start_loc[s + 1] == tables.query_start_loc[s]) continue;
+    const std::size_t first = s * to_size(tables.stride);
+    for (std::size_t p = 0; p * to_size(pages.page_size) < to_size(tables.seq_lens[s]); ++p)
+      if (const std::int32_t page = tables.table[first + p]; page < 0 || page >= pages.num_pages)
+        fail_argument(indexed_name("tables.block_table", first + p), page,
+                      {"from 0 to ", pages.num_pages - 1, ", one of num_pages"});
+  }
+  fail(InvalidArgument(joined({"tables.block_table: ", text})));
+}
+
+/// K or V of a layer: rows of `row_bytes` bytes at these distances, pages first.
+struct Pages {
+  std::uintptr_t begin;
+  std::array<std::int64_t, 3> counts, bytes_apart;
+  std::int64_t row_bytes;
+
+  /// From the first byte to the last.
+  [[nodiscard]] Bytes span(std::size_t from, std::uintptr_t at) const noexcept {
+    std::int64_t size = row_bytes;
+    for (std::size_t i = from; i < 3; ++i) size += (counts[i] - 1) * bytes_apart[i];
+    return {at, at + static_cast<std::uintptr_t>(size)};
+  }
+  /// Whether a row has one of these bytes. One comparison where memory is apart, as it is.
+  [[nodiscard]] bool touches(Bytes bytes) const noexcept { return touches(bytes, 0, begin); }
+
+ private:
+  // All that has the same indices before number i.
+  [[nodiscard]] bool touches(Bytes bytes, std::size_t i, std::uintptr_t at) const noexcept {
+    if (!span(i, at).touches(bytes)) return false;
+    if (i == 3) return true;
+    for (std::int64_t n = 0; n < counts[i]; ++n)
+      if (touches(bytes, i + 1, at + static_cast<std::uintptr_t>(n * bytes_apart[i]))) return true;
+    return false;
+  }
+};
+
+/// K and V of a layer.
+struct LayerPages {
+  Pages k, v;
+};
+
+inline LayerPages checked_layer(const chunkattn_layer& layer, const chunkattn_config& config) {
+  const std::size_t width = bytes_of(config.kv_type);
+  check_memory(layer.k, "layer.k", width, "memory of K");
+  check_memory(layer.v, "layer.v", width, "memory of V");
+  check_argument(layer.num_pages > 0, "layer.num_pages", layer.num_pages, "at least 1");
+  check_argument(layer.page_size > 0, "layer.page_size", layer.page_size, "at least 1");
+  const auto pages = [&](const char* name, const void* start, const std::int64_t* strides,
+                         int dim) {
+    Pages made{reinterpret_cast<std::uintptr_t>(start),
+               {layer.num_pages, config.num_kv_heads, layer.page_size},
+               {},
+               dim * static_cast<std::int64_t>(width)};
+    // Elements up to the end of the address space; differences of addresses have a sign.
+    const std::uintptr_t to_end = (std::numeric_limits<std::uintptr_t>::max)() - made.begin;
+    std::int64_t room =
+        static_cast<std::int64_t>(
+            (std::min)(to_end, (std::numeric_limits<std::uintptr_t>::max)() / 2) / width) -
+        dim;
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (made.counts[i] == 1) continue;
+      if (strides[i] < dim) [[unlikely]]
+        fail_argument(indexed_name(name, i), strides[i], {"at least the row's ", dim, " elements"});
+      if (strides[i] > room / (made.counts[i] - 1)) [[unlikely]]
+        fail_argument(indexed_name(name, i), strides[i], "rows within the address space");
+      room -= strides[i] * (made.counts[i] - 1);
+      made.bytes_apart[i] = strides[i] * static_cast<std::int64_t>(width);
+    }
+    return made;
+  };
+  return {pages("layer.k_strides", layer.k, layer.k_strides, config.head_dim),
+          pages("layer.v_strides", layer.v, layer.v_strides, value_dim(config))};
+}
+
+/// That the plan's pages are in the layer.
+inline void check_pages(const chunkattn_layer& layer, const PageGeometry& pages) {
+  if (layer.page_size != pages.page_size) [[unlikely]]
+    fail_argument("layer.page_size", layer.page_size, {"that of the plan, ", pages.page_size});
+  if (layer.num_pages < pages.num_pages) [[unlikely]]
+    fail_argument("layer.num_pages", layer.num_pages,
+                  {"at least those of the plan, ", pages.num_pages});
+}
+
+/// That V has rows of its own to be written.
+inline void check_own_v(const chunkattn_layer& layer, const LayerPages& pages) {
+  check_argument(!rows_overlap(static_cast<const char*>(layer.k), static_cast<const char*>(layer.v),
+                               static_cast<std::int32_t>(pages.k.row_bytes)),
+                 "layer.v", "memory of layer.k", "memory of V of its own");
+}
+
+inline void check_tokens(std::int32_t num_tokens, std::int32_t num_rows) {
+  if (num_tokens < num_rows) [[unlikely]]
+    fail_argument("num_tokens", num_tokens, {"at least the plan's query tokens, ", num_rows});
+}
+
+/// Rows of q, k or v, of `size` elements of `width` bytes.
+struct TokenRows {
+  const char* data;
+  std::int32_t count;
+  std::int64_t size, stride;
+  std::size_t width;
+
+  [[nodiscard]] std::size_t row_bytes() const noexcept { return to_size(size) * width; }
+  [[nodiscard]] bool has_gaps() const noexcept { return stride != size && count > 1; }
+  [[nodiscard]] std::span<const char> bytes() const noexcept {
+    return {data, to_size(stride) * width * to_size(count - 1) + row_bytes()};
+  }
+};
+
+inline TokenRows checked_rows(const char* name, const void* data, std::int64_t stride,
+                              std::int32_t count, std::int64_t size, std::int32_t type) {
+  const TokenRows rows{static_cast<const char*>(data), count, size, stride != 0 ? stride : size,
+                       bytes_of(type)};
+  check_memory(data, name, rows.width, "memory of its rows");
+  if (rows.stride < size) [[unlikely]]
+    fail_argument(joined({name, "_stride"}), stride,
+                  {"0, or at least the ", size, " elements of a token"});
+  constexpr std::int64_t most = (std::numeric_limits<std::ptrdiff_t>::max)();
+  if (rows.stride > most / static_cast<std::int64_t>(rows.width) / count) [[unlikely]]
+    fail_argument(joined({name, "_stride"}), stride, "rows within the address space");
+  return rows;
+}
+
+inline void check_variant(const chunkattn_variant& variant, std::int32_t num_qo_heads) {
+  check_argument(variant.window >= 0, "variant.window", variant.window,
+                 "a count, or 0 for all keys");
+  const bool caps = variant.soft_cap != 0, sinks = variant.sinks != nullptr;
+  check_argument(!caps || is_positive_finite(variant.soft_cap), "variant.soft_cap",
+                 variant.soft_cap, "a positive finite bound, or 0 for none");
+  if (sinks) checked_pointer(variant.sinks, "variant.sinks");
+  if (const float* const slopes = variant.alibi_slopes) {
+    checked_pointer(slopes, "variant.alibi_slopes");
+    check_argument(!caps && !sinks && variant.window == 0, "variant.alibi_slopes", "given",
+                   "null beside window, soft_cap or sinks");
+    check_slopes("variant.alibi_slopes", {slopes, to_size(num_qo_heads)});
+  }
+  check_argument(!caps || !sinks, "variant.sinks", "given", "null beside soft_cap");
+}
+
+/// That what run() writes is neither what it reads nor pages of K and V.
+inline void check_outputs(const TokenRows& q, std::span<char> out, std::span<float> lse,
+                          const LayerPages& pages, const chunkattn_variant* variant,
+                          std::int32_t num_qo_heads) {
+  check_out_beside_q(q.bytes(), out);
+  check_lse_beside(lse, q.bytes(), std::span<const char>(out));
+  for (const auto& [name, bytes] : {std::pair{"out", Bytes(out)}, std::pair{"lse", Bytes(lse)}}) {
+    check_argument(!pages.k.touches(bytes), name, "memory of layer.k", "memory of its own");
+    check_argument(!pages.v.touches(bytes), name, "memory of layer.v", "memory of its own");
+    if (variant == nullptr) continue;
+    for (const auto& [per_head, numbers] :
+         {std::pair{"variant.sinks", variant->sinks},
+          std::pair{"variant.alibi_slopes", variant->alibi_slopes}})
+      if (numbers != nullptr && bytes.touches(Bytes(std::span(numbers, to_size(num_qo_heads)))))
+          [[unlikely]]
+        fail_argument(name, joined({"memory of ", per_head}), "memory of its own");
+  }
+}
+
+}  // namespace detail::c
+CHUNKATTN_NAMESPACE_END
