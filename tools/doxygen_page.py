@@ -50,12 +50,15 @@ def link(page, match):
 def main():
     page = pathlib.Path(sys.argv[1]).resolve()
     fenced = False
-    text = []
+    text, names = [], {}
     for line in page.read_text(encoding="utf-8").splitlines():
         fenced ^= line.startswith("```")
         heading = re.match(r"(#+) (.*)", line)
         if heading and not fenced:
             name = anchor(heading[2]) if len(heading[1]) > 1 else ""
+            names[name] = names.get(name, -1) + 1
+            if names[name]:  # as GitHub numbers them
+                name += f"-{names[name]}"
             line += f" {{#{label(page, name)}}}"
         text.append(line)
     # Not line by line: the text of a link may go over the end of one.

@@ -58,7 +58,9 @@ class CacheEvents {
           sink(event, tokens_of(tokens, event));
         });
   }
+  /// What is moved from publishes nothing.
   CacheEvents(CacheEvents&&) noexcept = default;
+  /// Ends what was published here before.
   CacheEvents& operator=(CacheEvents&& other) noexcept {
     if (this != &other) {
       stop();
