@@ -277,7 +277,9 @@ TEST_CASE("bad geometry and layers") {
   const Cache huge(32, {.num_layers = 1, .num_kv_heads = 1 << 28, .head_dim = 1 << 25});
   CHECK(huge.bytes_per_chunk() == std::size_t{1} << 61);
   Cache cache(64, {.num_layers = 2, .num_kv_heads = 1, .head_dim = 8}, 1);
-  CHECK(message([&] { static_cast<void>(cache.layer(2)); }).find("layer = 2: expected 0 to num_layers - 1, 1") == 0);
+  CHECK(message([&] {
+          static_cast<void>(cache.layer(2));
+        }).find("layer = 2: expected 0 to num_layers - 1, 1") == 0);
   CHECK(message([&] { static_cast<void>(cache.layer(-1)); }).find("layer = -1") == 0);
 }
 #endif

@@ -66,10 +66,10 @@ struct NanPlace {
   enum Where { q, k, v };
 
   Where where;
-  std::size_t row;         ///< a row that sees it; for q the only one
+  std::size_t row;        ///< a row that sees it; for q the only one
   chunkattn::Piece slot;  ///< the token, for K and V
-  int head;                ///< query head, or KV head for K and V
-  int element;             ///< the only one, or -1: the whole row
+  int head;               ///< query head, or KV head for K and V
+  int element;            ///< the only one, or -1: the whole row
 
   /// Puts the NaN there.
   /// \param queries  [num_rows][num_qo_heads][head_dim]
