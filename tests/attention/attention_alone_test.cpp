@@ -1,6 +1,6 @@
 // CpuOptions::Reduce::batch_invariant, plan by plan: each row of a random tree has the bits of the
 // same row alone, its K and V elsewhere, its path cut in other places; for any number of threads,
-// every element type, every instruction set.
+// every element type, every instruction set, with and without a variant.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "chunkattn/debug/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/row_alone.hpp"
+#include "support/variant_cases.hpp"
 
 using namespace chunkattn;
 using test::Random;
@@ -36,12 +37,12 @@ test::RandomPlanOptions random_shape(Random& random, int round) {
   return options;
 }
 
-template <int HeadDim, class T>
+template <int HeadDim, class T, class Variant = test::PlainCase>
 void check_rows(std::uint64_t stream, int rounds) {
   Random random(stream);
   for (int round = 0; round < test::scaled(rounds); ++round) {
     const auto options = random_shape(random, round);
-    const int group = random.pick({1, 1, 3, 4, 8});
+    const int group = random.pick({1, 1, 3, 4, 8, 16});
     const int num_kv_heads = random.uniform(1, 2);
     test::AttentionCase<T> problem(random, options, HeadDim, num_kv_heads, group,
                                    random.pick({1.0f, 8.0f}));
@@ -56,8 +57,10 @@ void check_rows(std::uint64_t stream, int rounds) {
     CAPTURE(options.max_length);
     CAPTURE(options.max_queries);
     const PlanView plan = problem.plan.view();
-    problem.reference =
-        reference_attention(problem.kv.view, plan, std::span<const float>(problem.q));
+    const Variant of(random, test::VariantShape{problem.num_qo_heads});
+    test::poison_hidden(problem.plan, problem.kv.view, group, of.definition);
+    problem.reference = reference_attention(problem.kv.view, plan,
+                                            std::span<const float>(problem.q), {}, of.definition);
     for (const InstructionSet set : detail::cpu::compiled_sets) {
       if (!detail::cpu::is_supported(set)) continue;
       CAPTURE(name_of(set));
@@ -71,7 +74,7 @@ void check_rows(std::uint64_t stream, int rounds) {
                       .tuning = {.min_tasks = random.pick<Count>({{}, {}, 1, 50}),
                                  .max_task_heads = random.pick<Count>({{}, 1}),
                                  .min_product_lines = random.pick<Count>({{}, 1, 20, 1000})}});
-        attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+        attention.run(problem.kv.view, problem.plan.view(), of.variant, problem.q, answer.out,
                       {.lse = answer.lse});
         if (threads == 1) together = answer;
         CHECK(same_bits<float>(answer.out, together.out));
@@ -90,7 +93,8 @@ void check_rows(std::uint64_t stream, int rounds) {
         const RowAlone<T> alone(random, plan, problem.kv.view, row);
         const auto token = static_cast<std::size_t>(plan.row_token[row]);
         const auto q = std::span(problem.q).subspan(token * out.size(), out.size());
-        attention.run(alone.kv.view, LiveView::unchecked(alone.plan.view()), q, out, {.lse = lse});
+        attention.run(alone.kv.view, LiveView::unchecked(alone.plan.view()), of.variant, q, out,
+                      {.lse = lse});
         CHECK(
             same_bits<float>(out, std::span(together.out).subspan(token * out.size(), out.size())));
         CHECK(same_bits<float>(lse, std::span(together.lse).subspan(token * heads, heads)));
@@ -105,9 +109,9 @@ constexpr bool is_variant = true;
 #else
 constexpr bool is_variant = false;
 #endif
-template <int HeadDim, class T>
+template <int HeadDim, class T, class Variant = test::PlainCase>
 void check_more_rows(std::uint64_t stream, int rounds) {
-  if constexpr (!is_variant) check_rows<HeadDim, T>(stream, rounds);
+  if constexpr (!is_variant) check_rows<HeadDim, T, Variant>(stream, rounds);
 }
 
 }  // namespace
@@ -124,6 +128,12 @@ TEST_CASE("a row has the bits of the same row alone: 16-bit K/V") {
   check_more_rows<128, half>(96, 10);
   check_rows<64, bfloat16>(97, 10);
   check_more_rows<80, bfloat16>(98, 10);
+}
+
+TEST_CASE("a row has the bits of the same row alone: a window, a cap and sinks") {
+  check_rows<32, float, test::WindowCapSinksCase>(102, 8);
+  check_rows<32, bfloat16, test::WindowCapSinksCase>(103, 8);
+  check_more_rows<32, std::int8_t, test::WindowCapSinksCase>(104, 8);
 }
 
 TEST_CASE("a row has the bits of the same row alone: 8-bit K/V") {

@@ -28,13 +28,16 @@ void fill(std::span<float> row, std::span<const int> path, std::uint64_t kind) {
   for (float& x : row) x = normal(random);
 }
 
-/// Runs the last `count` known tokens of each sequence through prefill steps of random size and
-/// returns the last token's output of each.
-template <class T, class Tree, class Sequence>
-std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
-                                        ChunkAttention<Cpu, head_dim>& attention,
-                                        std::vector<Sequence*> sequences, test::Random& random) {
-  std::vector<std::vector<float>> last(sequences.size());
+/// The outputs of a sequence's tokens, by position; empty where none was computed.
+using Outputs = std::vector<std::vector<float>>;
+
+/// Runs the tokens of each sequence that are still to be computed through prefill steps of random
+/// size and returns their outputs.
+template <class T, class Tree, class Sequence, class V>
+std::vector<Outputs> compute(Tree& tree, KvCache<Cpu, T>& kv,
+                             ChunkAttention<Cpu, head_dim>& attention, const V& variant,
+                             std::vector<Sequence*> sequences, test::Random& random) {
+  std::vector<Outputs> outputs(sequences.size());
   AttentionPlan plan;
   while (true) {
     auto step = tree.begin_step();
@@ -45,7 +48,7 @@ std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
       if (added) rows.push_back({i, added.row()});
     }
     const auto view = plan.build(step);
-    if (!view) return last;
+    if (!view) return outputs;
     const auto n = static_cast<std::size_t>(view.num_rows);
     std::vector<float> k(n * num_kv_heads * head_dim), v(k.size());
     std::vector<float> q(n * num_qo_heads * head_dim), out(q.size(), -1);
@@ -61,21 +64,24 @@ std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
       }
     }
     attention.write(kv.layer(0), view, k, v);
-    attention.run(kv.layer(0), view, q, out);
+    attention.run(kv.layer(0), view, variant, q, out);
     for (const auto& [i, row] : rows) {
-      const auto begin =
-          out.begin() +
-          static_cast<std::ptrdiff_t>(row.first_row + row.num_rows - 1) * num_qo_heads * head_dim;
-      last[i].assign(begin, begin + num_qo_heads * head_dim);
+      outputs[i].resize(sequences[i]->tokens().size());
+      for (std::int32_t r = 0; r < row.num_rows; ++r) {
+        constexpr std::ptrdiff_t size = num_qo_heads * head_dim;
+        const auto begin = out.begin() + (row.first_row + r) * size;
+        outputs[i][static_cast<std::size_t>(row.position + r)].assign(begin, begin + size);
+      }
     }
     (void)std::move(step).finish();  // outputs are not wanted
   }
 }
 
-template <class T>
-void compare_hit_with_cold(Reduce reduce, double tolerance) {
+template <class T, class V = NoVariant>
+void compare_hit_with_cold(Reduce reduce, double tolerance, const V& variant = {},
+                           int rounds = 10) {
   test::Random random(tolerance == 0 ? 1 : 2);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     PrefixTree<int, 16, PoolAllocator, Lru> tree;
     KvCache<Cpu, T> kv(tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
     ChunkAttention<Cpu, head_dim> attention(2, {.reduce = reduce});
@@ -97,7 +103,7 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     }
     // One request runs first; the others find what it left in the cache.
     auto first = tree.insert(prompts[0]);
-    compute(tree, kv, attention, std::vector<Sequence*>{&first}, random);
+    compute(tree, kv, attention, variant, std::vector<Sequence*>{&first}, random);
     first.leave();
     const auto duplicate = [&] {  // leaves a tail that is dropped for the path that is there
       auto equal = tree.insert(prompts[0]);
@@ -114,21 +120,28 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     for (Sequence& sequence : warm) together.push_back(&sequence);
     CHECK(warm[1].num_cached() >= shared.size());
     const auto check_against_cold = [&] {
-      const auto hit = compute(tree, kv, attention, together, random);
+      const auto hit = compute(tree, kv, attention, variant, together, random);
       for (std::size_t i = 0; i < together.size(); ++i) {
         PrefixTree<int, 64, PoolAllocator, NoRetention> cold_tree;
         KvCache<Cpu, T> cold_kv(
             cold_tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
         auto alone = cold_tree.insert(together[i]->tokens());
         using Alone = typename PrefixTree<int, 64, PoolAllocator, NoRetention>::Sequence;
-        const auto cold =
-            compute(cold_tree, cold_kv, attention, std::vector<Alone*>{&alone}, random)[0];
+        const Outputs cold =
+            compute(cold_tree, cold_kv, attention, variant, std::vector<Alone*>{&alone}, random)[0];
         REQUIRE(hit[i].size() == cold.size());
-        if (tolerance == 0) {
-          CHECK(std::memcmp(hit[i].data(), cold.data(), cold.size() * sizeof(float)) == 0);
-        } else {
-          for (std::size_t j = 0; j < cold.size(); ++j)
-            CHECK(hit[i][j] == doctest::Approx(cold[j]).epsilon(tolerance).scale(1));
+        REQUIRE(!hit[i].back().empty());
+        for (std::size_t position = 0; position < cold.size(); ++position) {
+          const std::vector<float>&got = hit[i][position], &expected = cold[position];
+          if (got.empty()) continue;  // cached
+          REQUIRE(got.size() == expected.size());
+          CAPTURE(position);
+          if (tolerance == 0) {
+            CHECK(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) == 0);
+          } else {
+            for (std::size_t j = 0; j < got.size(); ++j)
+              CHECK(got[j] == doctest::Approx(expected[j]).epsilon(tolerance).scale(1));
+          }
         }
       }
     };
@@ -161,6 +174,13 @@ TEST_CASE("batch-invariant mode: a cache hit gives the bits of a cold run, in an
   compare_hit_with_cold<float>(Reduce::batch_invariant, 0);
   compare_hit_with_cold<half>(Reduce::batch_invariant, 0);
   compare_hit_with_cold<bfloat16>(Reduce::batch_invariant, 0);
+}
+
+TEST_CASE("batch-invariant mode: the same with a window, a cap and sinks") {
+  const std::vector<float> sinks{0.5f, -1, 2, 0, 1, -3};
+  for (const SlidingWindow window : {SlidingWindow{100}, SlidingWindow{33, 4}})
+    compare_hit_with_cold<bfloat16>(Reduce::batch_invariant, 0,
+                                    combine(window, SoftCap{5}, Sinks{sinks}), 3);
 }
 
 TEST_CASE("other modes: a cache hit agrees with a cold run within rounding") {

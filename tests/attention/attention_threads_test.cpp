@@ -13,6 +13,7 @@ inline void yield_under_lock() {
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -127,6 +128,66 @@ TEST_CASE("deterministic mode: the same bits for 1, 2, 4 and 7 threads") {
     }
   }
   CHECK(cut > 0);  // otherwise nothing was merged and the test says little
+}
+
+namespace {
+
+// A random problem without the oracle's answer, so that walks may be long enough for any cut.
+template <class T, class V>
+int check_bits(Random& random, const V& variant, int num_qo_heads) {
+  constexpr int dim = 64;
+  test::RandomPlanOptions options = long_shapes(random);
+  if (options.max_length > 600) options.max_length = 16000;
+  const int num_kv_heads = random.pick({1, 1, 2, 4});
+  const test::RandomPlan plan = make_random_plan(random, options);
+  test::Storage<T> kv(plan.num_chunks, num_kv_heads, plan.chunk_size, dim);
+  std::vector<float> some(4096);
+  random.fill(std::span(some));
+  for (auto* memory : {&kv.k, &kv.v})
+    for (T& x : *memory) x = test::stored<T>(some[random.bits() % some.size()]);
+  if constexpr (has_row_scales<T>)
+    for (auto* memory : {&kv.k_scale, &kv.v_scale})
+      for (float& x : *memory) x = 0.5f + std::abs(some[random.bits() % some.size()]);
+  const auto rows = static_cast<std::size_t>(plan.num_rows());
+  const auto heads = static_cast<std::size_t>(num_qo_heads);
+  std::vector<float> q(rows * heads * dim), first, first_lse;
+  random.fill(std::span(q));
+  int cut = 0;
+  const auto check = [&](auto& attention) {
+    std::vector<float> out(q.size(), 7), lse(rows * heads, 7);
+    attention.run(kv.view, plan.view(), variant, q, out, {.lse = lse});
+    cut = schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
+    if (first.empty()) first = out, first_lse = lse;
+    CHECK(std::memcmp(out.data(), first.data(), 4 * out.size()) == 0);
+    CHECK(std::memcmp(lse.data(), first_lse.data(), 4 * lse.size()) == 0);
+  };
+  const CpuOptions deterministic{.reduce = Reduce::deterministic};
+  for (const int threads : {1, random.uniform(2, 3), random.uniform(4, 8), random.uniform(9, 16)}) {
+    CAPTURE(threads);
+    ChunkAttention<Cpu, dim> attention(threads, deterministic);
+    check(attention);
+  }
+  BackwardsExecutor backwards;
+  ChunkAttention<Cpu, dim, dim, BackwardsExecutor> attention(backwards, deterministic);
+  check(attention);
+  return cut;
+}
+
+}  // namespace
+
+TEST_CASE("deterministic mode: the same bits for any threads, shape, element type and variant") {
+  Random random(8);
+  int cut = 0;
+  for (int i = 0; i < test::scaled(8) || (cut == 0 && i < 60); ++i) {
+    const int heads = random.pick({4, 8, 16});
+    std::vector<float> sinks(static_cast<std::size_t>(heads));
+    random.fill(std::span(sinks));
+    const SlidingWindow window{random.uniform(1, 20000), random.uniform(0, 200)};
+    cut += check_bits<float>(random, NoVariant{}, heads);
+    cut += check_bits<std::int8_t>(random, NoVariant{}, heads);
+    cut += check_bits<bfloat16>(random, combine(window, SoftCap{30}, Sinks{sinks}), heads);
+  }
+  CHECK(cut > 0);
 }
 
 TEST_CASE("merges under a contended lock are exact") {

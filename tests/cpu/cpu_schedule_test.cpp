@@ -109,10 +109,13 @@ ScheduleOptions options_for(int num_kv_heads, int group) {
           .cost = fp16_cost()};
 }
 
-Schedule derive(const test::RandomPlan& plan, int num_kv_heads, int group) {
+Schedule derive(const test::RandomPlan& plan, const ScheduleOptions& options) {
   Schedule schedule;
-  schedule.derive(plan.view(), options_for(num_kv_heads, group));
+  schedule.derive(plan.view(), options);
   return schedule;
+}
+Schedule derive(const test::RandomPlan& plan, int num_kv_heads, int group) {
+  return derive(plan, options_for(num_kv_heads, group));
 }
 
 // Sequences that share nothing, each with `rows` query tokens at its end.
@@ -135,6 +138,14 @@ test::RandomPlan unshared(int sequences, int tokens, int rows) {
   return plan;
 }
 
+// Whether some row of the item's segment sees a token of the item's last block.
+bool reads_what_is_seen(const chunkattn::PlanView& view, const WorkItem& item) {
+  const Segment& segment = view.segments[item.segment];
+  const std::int32_t* const lengths = view.row_kv_len;
+  return (segment.position + item.token_end - 1) / 64 * 64 <
+         *std::max_element(lengths + segment.row_begin, lengths + segment.row_end);
+}
+
 std::int64_t tokens_read(const Schedule& schedule) {
   std::int64_t total = 0;
   for (const WorkItem& item : schedule.items()) total += item.token_end - item.token_begin;
@@ -150,13 +161,35 @@ TEST_CASE("every row sees each of its positions once, products before streams") 
     options.num_sequences = random.uniform(1, 80);
     options.max_length = random.uniform(1, 3000);
     options.max_queries = random.uniform(1, 3);
-    const test::RandomPlan plan = test::make_random_plan(random, options);
+    test::RandomPlan plan = test::make_random_plan(random, options);
+    for (std::int32_t& kv_len : plan.row_kv_len)  // less than the segments above, too
+      if (random.chance(0.2)) kv_len = random.uniform(1, kv_len);
     const int heads = random.pick({1, 2, 8, 32});
-    const int group = random.pick({1, 4, 8});
+    const int group = random.pick({1, 4, 8, 40});
+    const int dim = random.pick({16, 128, 1024});  // of large rows a split has few tokens
     CAPTURE(heads);
     CAPTURE(group);
-    const Schedule schedule = derive(plan, heads, group);
+    CAPTURE(dim);
+    ScheduleOptions wanted = options_for(heads, group);
+    wanted.min_tasks = random.pick({1, 64, 1000});
+    wanted.invariant = random.chance(0.3);
+    wanted.cost.bytes_per_token = 4.0 * dim;
+    wanted.cost.flops_per_token_line = 4.0 * dim;
+    const Schedule schedule = derive(plan, wanted);
     const auto view = plan.view();
+    int splits = 0;
+    for (const RowBlock& block : schedule.row_blocks()) {
+      CHECK(block.split_begin == splits);
+      CHECK(block.split_count >= 1);
+      splits += block.split_count;
+      for (int u = block.split_begin; u < splits && block.split_count > 1; ++u) {
+        const Split& split = schedule.splits()[static_cast<std::size_t>(u)];
+        CHECK(split.item_begin < split.item_end);  // an empty one would have rows of its own
+        CHECK(split.row_begin >= block.row_begin);
+        CHECK(split.row_end <= block.row_end);
+      }
+    }
+    CHECK(splits == static_cast<int>(schedule.splits().size()));
     std::vector<std::vector<int>> seen(static_cast<std::size_t>(view.num_rows));
     for (int row = 0; row < view.num_rows; ++row)
       seen[static_cast<std::size_t>(row)].assign(
@@ -169,6 +202,7 @@ TEST_CASE("every row sees each of its positions once, products before streams") 
         CHECK(item.row_begin >= split.row_begin);
         CHECK(item.row_end <= split.row_end);
         const Segment& segment = view.segments[item.segment];
+        CHECK(reads_what_is_seen(view, item));
         for (int row = item.row_begin; row < item.row_end; ++row)
           for (int t = item.token_begin; t < item.token_end; ++t)
             if (segment.position + t < view.row_kv_len[row])
@@ -187,7 +221,9 @@ TEST_CASE("what is hidden from all rows of an item is not read, what one of them
     random_options.num_sequences = random.uniform(1, 40);
     random_options.max_length = random.uniform(1, 600);
     random_options.max_queries = random.uniform(1, 3);
-    const test::RandomPlan plan = test::make_random_plan(random, random_options);
+    test::RandomPlan plan = test::make_random_plan(random, random_options);
+    for (std::int32_t& kv_len : plan.row_kv_len)  // less than the segments above, too
+      if (random.chance(0.2)) kv_len = random.uniform(1, kv_len);
     const auto view = plan.view();
     // Ranges that begin and end elsewhere for each row, as no variant of ours has them.
     std::vector<KeyRange> hidden(static_cast<std::size_t>(view.num_rows));
@@ -200,6 +236,7 @@ TEST_CASE("what is hidden from all rows of an item is not read, what one of them
         range.begin = std::clamp(range.begin / 64 * 64 + round / 2 % 3 - 1, 0, length);
         range.end = std::clamp(range.end / 64 * 64 + round / 2 % 3 - 1, 0, length);
       }
+      if (round % 5 == 4) range.begin = std::numeric_limits<int>::max();  // nothing
     }
     ScheduleOptions options = options_for(random.pick({1, 8}), random.pick({1, 4}));
     options.hidden = hidden.data();
@@ -217,6 +254,9 @@ TEST_CASE("what is hidden from all rows of an item is not read, what one of them
           static_cast<std::size_t>(std::max(0, view.row_kv_len[row])));
     for (const WorkItem& item : schedule.items()) {
       const int position = view.segments[item.segment].position;
+      const int most =
+          *std::max_element(view.row_kv_len + item.row_begin, view.row_kv_len + item.row_end);
+      CHECK((position + item.token_end - 1) / 64 * 64 < most);  // some row sees the last block
       for (int key = position + item.token_begin; key < position + item.token_end; ++key) {
         bool all_hidden = true;
         for (int row = item.row_begin; row < item.row_end; ++row) {

@@ -201,6 +201,9 @@ struct PairCase {
   PairCase(const PairCase&) = delete;
 };
 
+/// What changes most about a walk: keys that are not read, logits, and one more of them.
+using WindowCapSinksCase = PairCase<PairCase<WindowCase, SoftCapCase>, SinksCase>;
+
 /// Makes K and V NaN wherever no query head may look: a read of it is noticed.
 template <class T>
 void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int group,

@@ -16,7 +16,7 @@ namespace detail {
 /// A friend of ChunkAttention on both backends.
 struct AttentionAccess {
   template <class Attention>
-  [[nodiscard]] static const auto& engine(const Attention& attention) noexcept {
+  [[nodiscard]] static auto& engine(Attention& attention) noexcept {
     return attention.engine_;
   }
   template <class Attention>
@@ -33,6 +33,13 @@ template <int HeadDim, int ValueDim, class Exec>
     const ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
   return std::visit([](const auto& engine) -> const auto& { return engine.schedule(); },
                     detail::AttentionAccess::engine(attention));
+}
+
+/// CPU: makes NaN of all that runs have left in memory, as an earlier run's NaN might: no later run
+/// may read it before it has written it.
+template <int HeadDim, int ValueDim, class Exec>
+void poison_scratch(ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
+  std::visit([](auto& engine) { engine.poison(); }, detail::AttentionAccess::engine(attention));
 }
 
 /// The largest rounding errors of products by dot products over int8 K and V: queries are 16-bit

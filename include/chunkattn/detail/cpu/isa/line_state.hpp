@@ -70,10 +70,10 @@ class LineState {
                                  n,
                                  n,
                                  n * to_size(query_words)};
-    std::size_t total = 0;
-    for (std::size_t size : sizes) total += rounded(size);
-    memory_.reset(static_cast<float*>(::operator new(total * sizeof(float), std::align_val_t{64})));
-    std::fill_n(memory_.get(), total, 0.0f);
+    size_ = 0;
+    for (std::size_t size : sizes) size_ += rounded(size);
+    memory_.reset(static_cast<float*>(::operator new(size_ * sizeof(float), std::align_val_t{64})));
+    std::fill_n(memory_.get(), size_, 0.0f);
     float* at = memory_.get();
     const auto take = [&](std::size_t size) {
       float* const result = at;
@@ -100,6 +100,9 @@ class LineState {
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }
+
+  /// Makes all of it NaN: a test then notices what is read before it is written.
+  void poison() noexcept { std::fill_n(reinterpret_cast<char*>(memory_.get()), 4 * size_, '\xff'); }
 
   [[nodiscard]] Total merged_line(int line) const noexcept {
     return {merged + static_cast<std::ptrdiff_t>(line) * Total::stride};
@@ -162,7 +165,8 @@ class LineState {
     }
   };
   std::unique_ptr<float, Release> memory_;
-  int capacity_ = 0;
+  std::size_t size_ = 0;  // of it, in floats
+  int capacity_ = 0;      // in lines
 };
 
 /// A vector of rows of `Words` 32-bit words, `from_stride` bytes apart, as columns: word i of row l

@@ -167,8 +167,9 @@ template <int ValueDim>
 
 // ---- Probabilities ----------------------------------------------------------------------------
 
-/// The probabilities of some vectors of lines, [token][tile_lines], as words of two tokens,
-/// [block_tokens / 2][Terms][tile_lines]. Terms are rounded to nearest, halves away from zero.
+/// The probabilities of some vectors of lines, [token][tile_lines], with zeros after an odd number
+/// of tokens, as words of two tokens, [block_tokens / 2][Terms][tile_lines]. Terms are rounded to
+/// nearest, halves away from zero.
 template <int Terms>
 [[gnu::noinline]] void pack_pair_probabilities(const float* p, int lines, int seen,
                                                std::uint32_t* to) noexcept {
@@ -183,8 +184,7 @@ template <int Terms>
   for (int line = 0; line < lines; line += width) {
     for (int t = 0; t < seen; t += pair_depth) {
       Real even = simd::load<width>(p + t * tile_lines + line);
-      Real odd =
-          t + 1 < seen ? simd::load<width>(p + (t + 1) * tile_lines + line) : simd::zero<width>();
+      Real odd = simd::load<width>(p + (t + 1) * tile_lines + line);
       CHUNKATTN_UNROLLED
       for (int i = 0; i < Terms; ++i) {
         const Bits low = term(even);

@@ -41,6 +41,9 @@ class PartialResults {
     if (!ordered) clear(memory_.data(), static_cast<std::ptrdiff_t>(lines));
   }
 
+  /// Makes all results NaN, between calls: see LineState::poison().
+  void poison() noexcept { std::fill(memory_.begin(), memory_.end(), simd::bits_as<float>(~0u)); }
+
   /// Makes `count` results empty.
   static void clear(float* results, std::ptrdiff_t count) noexcept {
     for (std::ptrdiff_t i = 0; i < count; ++i) Total{results + i * Total::stride}.clear();
@@ -113,7 +116,7 @@ class PartialResults {
       for (int l = 0; l < group_; ++l) {
         Total result{row(r, lines.head_begin) + l * Total::stride};
         const int line = lines.line(lines.head_begin, r) + l;
-        if (own && !state.softmax(line).empty()) {
+        if (own) {
           merge(result, state.softmax(line), state.out + line * dim, {memory});
           result = {memory};
         }
