@@ -1,9 +1,12 @@
 # Installs the package in each layout that distributions have, and lets CMake and pkg-config find its headers there.
 # run.sh sources it.
 
+# Outside of the source: CMake exports no absolute folder within it.
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
 layouts=()  # NAME;FOLDER OF PACKAGE FILES;FOLDER OF HEADERS, for the project that finds all of them
 install_layout() {  # install_layout NAME OPTIONS...: into prefix/ of a folder of its own, for which @ stands in options
-  name=$1 at=$work/${1/space/a space}
+  name=$1 at=$place/${1/space/a space}
   local options=("${@:2}")
   "$cmake" -S "$root" -B "$work/build" -DCMAKE_INSTALL_PREFIX="$at/prefix" "${options[@]//@/$at}" >"$work/log" 2>&1 &&
     "$cmake" --install "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
@@ -27,9 +30,9 @@ by_pkg_config() {  # by_pkg_config INCLUDE FOLDER: what it says there makes the 
     { echo "FAILED: layout $name: pkg-config says ${flags[*]}, which finds ${found:-nothing}"; exit 1; }
 }
 moved() {  # a copy, which must name itself and not where it came from
-  mkdir -p "$work/moved"
-  cp -r "$at" "$work/moved/"
-  at=$work/moved/$name name=moved_$name
+  mkdir -p "$place/moved"
+  cp -r "$at" "$place/moved/"
+  at=$place/moved/$name name=moved_$name
 }
 
 with_pkg_config=$(command -v pkg-config || true)
@@ -50,24 +53,24 @@ install_layout absolute_data -DCMAKE_INSTALL_DATADIR=@/data/share && has prefix/
 install_layout both -DCMAKE_INSTALL_INCLUDEDIR=@/dev/include -DCMAKE_INSTALL_DATADIR=@/data/share && has dev/include data/share
 install_layout root_data -DCMAKE_INSTALL_DATAROOTDIR=@/data/share && has prefix/include data/share
 # By a stage, as packagers do: relative folders are found in it, absolute ones when they are in their place.
-DESTDIR=$work/stage install_layout destdir
-at=$work/stage$at && has prefix/include prefix/share
+DESTDIR=$place/stage install_layout destdir
+at=$place/stage$at && has prefix/include prefix/share
 # A cross compiler's pkg-config is told where the stage is.
-PKG_CONFIG_SYSROOT_DIR=$work/stage by_pkg_config "$at/prefix/include" "$at/prefix/share/pkgconfig"
-DESTDIR=$work/stage install_layout destdir_absolute -DCMAKE_INSTALL_INCLUDEDIR=@/dev/include -DCMAKE_INSTALL_DATADIR=@/data/share
-mv "$work/stage$at" "$at" && has dev/include data/share
+PKG_CONFIG_SYSROOT_DIR=$place/stage by_pkg_config "$at/prefix/include" "$at/prefix/share/pkgconfig"
+DESTDIR=$place/stage install_layout destdir_absolute -DCMAKE_INSTALL_INCLUDEDIR=@/dev/include -DCMAKE_INSTALL_DATADIR=@/data/share
+mv "$place/stage$at" "$at" && has dev/include data/share
 
 # A project that exports a library that needs ours, with and without the option that README names.
-parent=("$cmake" -S "$here/layouts/parent" -DCHUNKATTN_ROOT="$root" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_INSTALL_PREFIX="$work/parent")
+parent=("$cmake" -S "$here/layouts/parent" -DCHUNKATTN_ROOT="$root" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_INSTALL_PREFIX="$place/parent")
 "${parent[@]}" -B "$work/build_parent" -DAS_README_SAYS=ON >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$cmake" --install "$work/build_parent" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 if "${parent[@]}" -B "$work/build_parent_without" >"$work/log" 2>&1; then
   echo "FAILED: a project exports what needs this library without installing it"
   exit 1
 fi
-name=parent at=$work/parent && has include share
+name=parent at=$place/parent && has include share
 
 "$cmake" -S "$here/layouts" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx" "-DLAYOUTS=$(IFS='|' && echo "${layouts[*]}")" \
-  -DPARENT="$work/parent" || exit 1
+  -DPARENT="$place/parent" || exit 1
 "$cmake" --build "$work/build" || exit 1
 echo "${#layouts[@]} layouts: find_package${with_pkg_config:+ and pkg-config} find the headers in each"
