@@ -37,7 +37,7 @@ struct Arguments {
   int chunk_size = 64, chunks = 0, kv_mib = 512, swap_mib = 512, step_tokens = 512;
   int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
   int drain_seconds = 30;
-  std::string kv_events, kv_topic = "kv-events";
+  std::string kv_events, kv_topic = "kv-events", kv_form = "arrays";
   int kv_batches = 10000;
   bool kv_salted = false, quiet = false;
 };
@@ -88,6 +88,8 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                "ipc://FILE",
                a.kv_events);
   options.text("--kv-topic", "TEXT", "of these messages", a.kv_topic);
+  options.choice("--kv-form", {"arrays", "maps"}, "of their events: vLLM writes maps from 0.32 on",
+                 a.kv_form);
   options.number("--kv-batches", "N", "of them that are kept to be sent again", a.kv_batches, 1,
                  1 << 24);
   options.flag("--kv-salted", "publishes the tokens of tenants with a salt, too", a.kv_salted);
@@ -197,6 +199,7 @@ std::unique_ptr<KvPublisher> publisher_of(const Arguments& arguments, Engine& en
   if (arguments.kv_events.empty()) return nullptr;
   PublisherOptions options = publisher_addresses(arguments.kv_events);
   options.topic = arguments.kv_topic;
+  options.form = arguments.kv_form == "maps" ? EventForm::maps : EventForm::arrays;
   options.tokens_per_block = static_cast<std::size_t>(arguments.chunk_size);
   options.with_tenants = arguments.kv_salted;
   options.num_batches = static_cast<std::size_t>(arguments.kv_batches);

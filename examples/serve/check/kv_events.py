@@ -9,7 +9,8 @@ one message in 30, and asks for what it missed. After each third of the requests
 set of full chunks (/kv_chunks, which the server finds by matching, not from its events), of the medium DISK the
 blocks that the files say they are of, and nothing of a tenant with a salt. Between the thirds the server is killed
 and starts again with the same directory (of whose files only those that were looked for are published again), then it is
-terminated and starts again with another one, and with fewer messages kept than the subscriber will miss."""
+terminated and starts again with another one, with fewer messages kept than the subscriber will miss, and with events as
+maps, which vLLM writes from 0.32 on."""
 import argparse
 import json
 import os
@@ -35,8 +36,9 @@ MEDIA = ("GPU", "CPU", "DISK")
 SALTED = (298,) * 4  # how prompts with a salt begin, and no other
 
 
-# What vLLM publishes, as its documentation shows it.
-class BlockStored(msgspec.Struct, array_like=True, tag=True):
+# What vLLM publishes: arrays as its documentation shows them, and maps as vLLM 0.32 declares them, which leave out what
+# has its default.
+class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored"):
     block_hashes: list[int]
     parent_block_hash: int | None
     token_ids: list[int]
@@ -45,18 +47,63 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     medium: str | None
 
 
-class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved"):
     block_hashes: list[int]
     medium: str | None
 
 
-class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
     pass
 
 
-class KVEventBatch(msgspec.Struct, array_like=True):
+class StoredMap(msgspec.Struct, tag="BlockStored", forbid_unknown_fields=True):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class RemovedMap(msgspec.Struct, tag="BlockRemoved", forbid_unknown_fields=True):
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class ClearedMap(msgspec.Struct, tag="AllBlocksCleared", forbid_unknown_fields=True):
+    pass
+
+
+class Arrays(msgspec.Struct, array_like=True):
     ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: list[StoredArray | RemovedArray | ClearedArray]
+    data_parallel_rank: int | None = None
+
+
+class Maps(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[StoredMap | RemovedMap | ClearedMap]
+    data_parallel_rank: int | None = None
+
+
+CLEARED, STORED = (ClearedArray, ClearedMap), (StoredArray, StoredMap)
+DECODERS = {list: msgspec.msgpack.Decoder(Arrays), dict: msgspec.msgpack.Decoder(Maps)}
+
+
+def events_of(payload):
+    """Each message is of one form, in which it is checked."""
+    (form,) = {type(event) for event in msgspec.msgpack.decode(payload)[1]}
+    events = DECODERS[form].decode(payload).events
+    for event in events if form is dict else []:
+        check(isinstance(event, ClearedMap) or event.group_idx == 0, "a block of no group")
+        check(not isinstance(event, StoredMap) or event.kv_cache_spec_kind == "full_attention", "a block of no kind")
+    return form, events
 
 
 class Subscriber:
@@ -68,12 +115,11 @@ class Subscriber:
         self.events.setsockopt(zmq.SUBSCRIBE, b"kv-events")
         self.events.connect(f"tcp://127.0.0.1:{port}")
         self.again_address = f"tcp://127.0.0.1:{port + 1}"
-        self.decoder = msgspec.msgpack.Decoder(KVEventBatch)
         self.rng = rng
         self.media, self.last = {medium: {} for medium in MEDIA}, -1
         self.loses = True
         self.names = {}  # all blocks that it ever got: a slow medium may lose what another block extends
-        self.counts = dict.fromkeys(["messages", "lost", "replays", "cleared"], 0)
+        self.counts = dict.fromkeys(["messages", "arrays", "maps", "lost", "replays", "cleared"], 0)
         self.counts |= dict.fromkeys([f"{what} in {m}" for m in MEDIA for what in ("stored", "removed")], 0)
 
     def listen(self, milliseconds):
@@ -108,21 +154,23 @@ class Subscriber:
         again.close()
 
     def apply(self, number, payload):
-        for event in self.decoder.decode(payload).events:
-            if isinstance(event, AllBlocksCleared):
+        form, events = events_of(payload)
+        self.counts["arrays" if form is list else "maps"] += 1
+        for event in events:
+            if isinstance(event, CLEARED):
                 for blocks in self.media.values():
                     blocks.clear()
                 self.counts["cleared"] += 1
                 continue
             check(event.medium in self.media, f"the medium {event.medium}")
             blocks = self.media[event.medium]
-            if isinstance(event, BlockStored):
+            if isinstance(event, STORED):
                 self.store(event, blocks)
             else:
                 for name in event.block_hashes:
                     check(name in blocks, f"removed from {event.medium}, and not there")
                     del blocks[name]
-            what = "stored" if isinstance(event, BlockStored) else "removed"
+            what = "stored" if isinstance(event, STORED) else "removed"
             self.counts[f"{what} in {event.medium}"] += len(event.block_hashes)
         self.counts["messages"] += 1
         self.last = number
@@ -291,7 +339,7 @@ def run(arguments):
         start = time.monotonic()
         for third in range(3):
             directory = os.path.join(folder, "first" if third < 2 else "second")
-            server = Server(command + [directory] + (["--kv-batches", "40"] if third == 2 else []))
+            server = Server(command + [directory] + (["--kv-batches", "40", "--kv-form", "maps"] if third == 2 else []))
             count = arguments.requests // 3 + (arguments.requests % 3 if third == 2 else 0)
             clients = Clients(server, arguments.seed + third, count)
             while clients.busy():

@@ -53,24 +53,52 @@ std::array<std::uint8_t, 8> big_endian(std::uint64_t number) {
   return bytes;
 }
 
-nlohmann::json as_json(const BlockEvent& event, std::size_t tokens_per_block) {
+using Json = nlohmann::ordered_json;  // readers know what a map is by its first key
+
+Json as_array(const BlockEvent& event, std::size_t tokens_per_block) {
   switch (event.kind) {
     case BlockEvent::Kind::stored:
-      return nlohmann::json::array(
-          {"BlockStored", event.hashes,
-           event.parent == 0 ? nlohmann::json(nullptr) : nlohmann::json(event.parent), event.tokens,
-           tokens_per_block, nullptr, name_of(event.medium)});
+      return Json::array({"BlockStored", event.hashes,
+                          event.parent == 0 ? Json(nullptr) : Json(event.parent), event.tokens,
+                          tokens_per_block, nullptr, name_of(event.medium)});
     case BlockEvent::Kind::removed:
-      return nlohmann::json::array({"BlockRemoved", event.hashes, name_of(event.medium)});
+      return Json::array({"BlockRemoved", event.hashes, name_of(event.medium)});
     default:
-      return nlohmann::json::array({"AllBlocksCleared"});
+      return Json::array({"AllBlocksCleared"});
   }
 }
 
-Bytes encoded(const std::vector<BlockEvent>& events, std::size_t tokens_per_block) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const BlockEvent& event : events) list.push_back(as_json(event, tokens_per_block));
-  return nlohmann::json::to_msgpack(nlohmann::json::array({unix_time(), std::move(list), 0}));
+/// vLLM leaves out what has its default. All layers share their blocks: one group, of full
+/// attention.
+Json as_map(const BlockEvent& event, std::size_t tokens_per_block) {
+  switch (event.kind) {
+    case BlockEvent::Kind::stored:
+      return {{"type", "BlockStored"},
+              {"block_hashes", event.hashes},
+              {"parent_block_hash", event.parent == 0 ? Json(nullptr) : Json(event.parent)},
+              {"token_ids", event.tokens},
+              {"block_size", tokens_per_block},
+              {"lora_id", nullptr},
+              {"medium", name_of(event.medium)},
+              {"lora_name", nullptr},
+              {"group_idx", 0},
+              {"kv_cache_spec_kind", "full_attention"}};
+    case BlockEvent::Kind::removed:
+      return {{"type", "BlockRemoved"},
+              {"block_hashes", event.hashes},
+              {"medium", name_of(event.medium)},
+              {"group_idx", 0}};
+    default:
+      return {{"type", "AllBlocksCleared"}};
+  }
+}
+
+Bytes encoded(const std::vector<BlockEvent>& events, const PublisherOptions& options) {
+  Json list = Json::array();
+  for (const BlockEvent& event : events)
+    list.push_back(options.form == EventForm::maps ? as_map(event, options.tokens_per_block)
+                                                   : as_array(event, options.tokens_per_block));
+  return Json::to_msgpack(Json::array({unix_time(), std::move(list), 0}));
 }
 
 void send(zmq::socket_t& socket, std::span<const std::uint8_t> bytes, bool more) {
@@ -213,7 +241,7 @@ class KvPublisher::Worker {
     blocks_.apply(event, tokens, changes);
   }
   void publish(const std::vector<BlockEvent>& changes) {
-    kept_.push_back({next_++, encoded(changes, options_.tokens_per_block)});
+    kept_.push_back({next_++, encoded(changes, options_)});
     if (kept_.size() > options_.num_batches) kept_.pop_front();
     publish_.send(zmq::buffer(options_.topic), zmq::send_flags::sndmore);
     send(publish_, big_endian(kept_.back().number), true);
@@ -239,7 +267,7 @@ class KvPublisher::Worker {
       std::vector<BlockEvent> state = blocks_.all();
       state.insert(state.begin(), BlockEvent{});
       std::ranges::move(tier_blocks_.all(), std::back_inserter(state));
-      reply(client, next_ - 1, encoded(state, options_.tokens_per_block));
+      reply(client, next_ - 1, encoded(state, options_));
     } else {
       for (const Message& message : kept_)
         if (message.number >= from) reply(client, message.number, message.payload);

@@ -15,10 +15,17 @@
 
 namespace serve {
 
+/// How an event is written.
+enum class EventForm {
+  arrays,  ///< as vLLM before 0.32 and SGLang do
+  maps     ///< as vLLM does from 0.32 on
+};
+
 struct PublisherOptions {
   std::string address;  ///< of the PUB socket, as ZeroMQ has it: tcp://127.0.0.1:5557
   std::string replay;   ///< of the ROUTER socket
   std::string topic = "kv-events";
+  EventForm form = EventForm::arrays;
   std::size_t tokens_per_block = 64;
   bool with_tenants = false;        ///< whether tokens of tenants with a salt are published, too
   std::size_t num_batches = 10000;  ///< that are kept to be sent again

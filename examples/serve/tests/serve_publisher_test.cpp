@@ -35,6 +35,7 @@ constexpr int limit_ms = 60000;
 struct Message {
   std::uint64_t number = 0;
   Json payload;
+  std::string bytes;  // of the payload
 };
 
 std::uint64_t number_of(const zmq::message_t& frame) {
@@ -54,7 +55,7 @@ std::vector<zmq::message_t> receive(zmq::socket_t& socket) {
 }
 
 Message message_of(const zmq::message_t& number, const zmq::message_t& payload) {
-  Message message{number_of(number), {}};
+  Message message{number_of(number), {}, payload.to_string()};
   if (payload.size() > 0)
     message.payload = Json::from_msgpack(payload.data<std::uint8_t>(),
                                          payload.data<std::uint8_t>() + payload.size());
@@ -62,11 +63,13 @@ Message message_of(const zmq::message_t& number, const zmq::message_t& payload) 
 }
 
 struct Setup {
-  explicit Setup(std::size_t num_batches = 100, bool with_tenants = false) {
+  explicit Setup(std::size_t num_batches = 100, bool with_tenants = false,
+                 EventForm form = EventForm::arrays) {
     options = publisher_addresses("ipc:///tmp/serve_publisher_test." + std::to_string(::getpid()));
     options.tokens_per_block = 4;
     options.num_batches = num_batches;
     options.with_tenants = with_tenants;
+    options.form = form;
     publisher.emplace(options);
     for (zmq::socket_t* socket : {&events, &again}) {
       socket->set(zmq::sockopt::linger, 0);
@@ -174,6 +177,39 @@ TEST_CASE("a message is what vLLM publishes") {
   REQUIRE(!sent_again.empty());
   CHECK(sent_again[0].number == message.number);
   CHECK(sent_again[0].payload == message.payload);
+}
+
+TEST_CASE("as maps, an event has the fields that vLLM 0.32 writes, and its type first") {
+  Setup s(100, false, EventForm::maps);
+  s.pass({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  s.pass({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  s.pass({20, 21, 22, 23, 24, 25, 26, 27});  // one chunk is free, one is evicted
+  const auto messages = s.replay_until(4);
+  CHECK(messages[0].payload[1] == Json::array({{{"type", "AllBlocksCleared"}}}));
+  const Json &batch = messages[1].payload, &stored = batch[1][0];
+  CHECK(batch.size() == 3);
+  CHECK(batch[0].is_number_float());
+  CHECK(batch[2] == 0);
+  REQUIRE(stored["block_hashes"].size() == 2);
+  CHECK(stored == Json{{"type", "BlockStored"},
+                       {"block_hashes", stored["block_hashes"]},
+                       {"parent_block_hash", nullptr},
+                       {"token_ids", {1, 2, 3, 4, 5, 6, 7, 8}},
+                       {"block_size", 4},
+                       {"lora_id", nullptr},
+                       {"medium", "GPU"},
+                       {"lora_name", nullptr},
+                       {"group_idx", 0},
+                       {"kv_cache_spec_kind", "full_attention"}});
+  const Json& next = messages[2].payload[1][0];
+  CHECK(next["parent_block_hash"] == stored["block_hashes"][1]);
+  CHECK(messages[3].payload[1][0] == Json{{"type", "BlockRemoved"},
+                                          {"block_hashes", next["block_hashes"]},
+                                          {"medium", "GPU"},
+                                          {"group_idx", 0}});
+  // Readers choose by the first key what the others are.
+  const std::string& bytes = messages[1].bytes;
+  CHECK(bytes.find("type") < bytes.find("block_hashes"));
 }
 
 TEST_CASE("one message stands for those that are kept no longer") {
