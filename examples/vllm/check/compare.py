@@ -36,7 +36,7 @@ def run(name, mode, arguments):
     with open(log, "w") as file:
         ended = subprocess.run([sys.executable, here / "texts.py", arguments[0], out, *arguments[1:]], stdout=file,
                                stderr=subprocess.STDOUT, timeout=900,
-                               env={"OMP_WAIT_POLICY": "passive"} | os.environ | {"CHUNKATTN_VLLM": mode})
+                               env={"OMP_WAIT_POLICY": "passive", "VLLM_LOG_STATS_INTERVAL": "1"} | os.environ | {"CHUNKATTN_VLLM": mode})
     text = log.read_text()
     if ended.returncode != 0:
         errors = [line for line in text.splitlines() if "Error" in line]
@@ -101,10 +101,12 @@ def compare(name, arguments):
     shared = with_it["statistics"]
     if name in ROUNDED:
         rounded(name, stock, with_it)
-    if name == "engine_process":  # whose statistics stay there
+    if name == "engine_process":  # whose counters are seen here, in vLLM's metrics and in the log
         there = [line for line in text.splitlines() if "EngineCore" in line and "chunkattn is the attention" in line]
-        return expect(f"{name}: {same} of {len(pairs)} texts equal, the plugin is in the engine's process: {bool(there)}",
-                      same == len(pairs) and bool(there))
+        logged = [line for line in text.splitlines() if "K/V blocks; without sharing" in line]
+        expect(f"{name}: the plugin is in the engine's process: {bool(there)}; its metrics here are {with_it['metrics']}; "
+               f"{len(logged)} lines in the log", there and logged and
+               with_it["metrics"] == {f"vllm:chunkattn_{counter}": count for counter, count in shared.items()})
     expect(f"{name}: {same} of {len(pairs)} texts equal, logprobs within {apart:.1e}; {shared['pages_read']} blocks read, "
            f"{shared['pages_alone']} without sharing",
            (same == len(pairs) and apart < 1e-4 or name in ROUNDED) and

@@ -30,7 +30,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def main():
     from vllm import LLM, SamplingParams
 
-    options = {"enforce_eager": True, "dtype": arguments.dtype, "max_model_len": 1024, "enable_prefix_caching": True}
+    options = {"disable_log_stats": False, "enforce_eager": True, "dtype": arguments.dtype, "max_model_len": 1024, "enable_prefix_caching": True}
     if arguments.blocks:
         options["num_gpu_blocks_override"] = arguments.blocks
     if arguments.chunk:
@@ -66,7 +66,8 @@ def main():
                       "likeliest": [list(at) for at in o.logprobs or []]} for o in outputs])
     from chunkattn_vllm import statistics
 
-    result = {"runs": runs, "statistics": statistics()}
+    metrics = {metric.name: metric.value for metric in llm.get_metrics() if "chunkattn" in metric.name}
+    result = {"runs": runs, "statistics": statistics(), "metrics": metrics}
     if arguments.prompts:
         sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
         result["prompts"] = [[at[token].logprob for token, at in zip(r.prompt_token_ids[1:], r.prompt_logprobs[1:])]

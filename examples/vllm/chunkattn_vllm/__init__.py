@@ -30,19 +30,17 @@ def _register():
         raise RuntimeError(f"vLLM {vllm.__version__}: expected one of {', '.join(f'{v}.x' for v in SUPPORTED)}")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import library
+    from . import library, sharing
 
     library.load()
+    sharing.show()
     # CPU_ATTN's place, because vLLM asks for no other backend on CPUs.
     register_backend(AttentionBackendEnum.CPU_ATTN, "chunkattn_vllm.backend.Backend")
     log.info("chunkattn is the attention of this process (CHUNKATTN_VLLM=off: vLLM's own)")
 
 
 def statistics():
-    """What the steps of this process have shared so far: {"steps", "pages_read", "pages_alone"}.
+    """What steps have shared so far: {"steps", "pages_read", "pages_alone"}, of this process and those that vLLM started."""
+    from . import sharing
 
-    The engine must be in this process: VLLM_ENABLE_V1_MULTIPROCESSING=0.
-    """
-    from . import library
-
-    return dict(library.totals)
+    return sharing.statistics()

@@ -1,5 +1,6 @@
 """vLLM's attention on CPUs by chunkattn. Each layer that it cannot compute stays with CPU_ATTN, vLLM's own."""
 import ctypes
+import functools
 import logging
 from dataclasses import dataclass
 
@@ -14,11 +15,17 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from . import library
+from . import library, sharing
 
 log = logging.getLogger("vllm.chunkattn")
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # those of chunkattn.h
 said = set()
+
+
+@functools.cache
+def counters(model, engine):
+    """Those of this process; each group of layers has a builder of its own."""
+    return sharing.Counters(model, engine)
 
 
 def say_once(text):
@@ -68,7 +75,7 @@ class Builder(CPUAttentionMetadataBuilder):
             made = Metadata(**vars(super().build(common_prefix_len, m, fast_build)))
         pages, _, page_size, _ = ours[0].kv_cache.shape
         if self.plan is None or self.plan.shape != (page_size, pages):
-            self.plan = library.Plan(page_size, pages)
+            self.plan = library.Plan(page_size, pages, self._count())
         tensors = m.block_table_tensor, m.seq_lens, m.query_start_loc
         for name, tensor in zip(("block_table", "seq_lens", "query_start_loc"), tensors):
             if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or tensor.device.type != "cpu":
@@ -76,6 +83,14 @@ class Builder(CPUAttentionMetadataBuilder):
                                 "expected int32 on the CPU, without gaps")
         made.plan, made.number = self.plan, self.plan.build(*tensors, m.num_reqs)
         return made
+
+    def _count(self):
+        """Where batches are counted: of the workers of one engine the first does, all plan the same."""
+        config, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
+        if parallel.rank != 0:
+            return None
+        name = config.served_model_name
+        return counters(name[0] if isinstance(name, list) else name, getattr(parallel, "data_parallel_index", 0)).add
 
 
 class Impl(CPUAttentionBackendImpl):

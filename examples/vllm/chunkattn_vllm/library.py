@@ -8,7 +8,6 @@ VERSION = 2  # CHUNKATTN_C_VERSION
 I32, I64, F32, PTR = c.c_int32, c.c_int64, c.c_float, c.c_void_p
 
 ACCURACIES = {"two_terms": 0, "one_term": 1}
-totals = {"steps": 0, "pages_read": 0, "pages_alone": 0}  # see chunkattn_vllm.statistics()
 
 
 class Error(RuntimeError):
@@ -87,8 +86,9 @@ def attention(head_dim, num_qo_heads, num_kv_heads, element_type, scale, num_thr
 class Plan:
     """The plan of one group of layers with the same page tables."""
 
-    def __init__(self, page_size, num_pages):
-        self.shape = (page_size, num_pages)
+    def __init__(self, page_size, num_pages, count=None):
+        """`count(pages_read, pages_alone)` is called for each batch."""
+        self.shape, self.count = (page_size, num_pages), count
         self.handle = load().chunkattn_plan_create(page_size, num_pages, 0)  # vLLM's null block is 0
         check(self.handle is None)
         self.destroy = load().chunkattn_plan_destroy  # when Python ends, load is gone before
@@ -99,11 +99,10 @@ class Plan:
         tables = Tables(block_table.data_ptr(), block_table.stride(0), seq_lens.data_ptr(), query_start_loc.data_ptr(),
                         num_sequences)
         check(load().chunkattn_plan_build(self.handle, c.byref(tables)))
-        sharing = Sharing()
-        check(load().chunkattn_plan_sharing(self.handle, c.byref(sharing)))
-        totals["steps"] += 1
-        totals["pages_read"] += sharing.pages_read
-        totals["pages_alone"] += sharing.pages_alone
+        if self.count is not None:
+            sharing = Sharing()
+            check(load().chunkattn_plan_sharing(self.handle, c.byref(sharing)))
+            self.count(sharing.pages_read, sharing.pages_alone)
         self.number += 1
         return self.number
 
