@@ -47,32 +47,11 @@ class Engine {
         byte_terms_(wanted_terms(runs_dots(), options)),
         pair_terms_(wanted_terms(runs_pairs(options.instruction_set), options)) {}
 
-  /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
-  /// nullptr.
+  /// write_rows().
   template <class T, class K, class V>
   void write(const ExecutorRef& executor, const KvView<T>& layer, const PlanView& plan, const K* k,
              const V* v) {
-    const int heads = layer.num_kv_heads;
-    if (plan.num_copies > 0) {
-      executor.parallel_for(heads, [&](int head) {
-        for (int c = 0; c < plan.num_copies; ++c)
-          copy_rows<HeadDim, ValueDim>(layer, plan.copies[c], head);
-      });
-    }
-    constexpr int part_rows = 8;  // small enough to balance, large enough to be worth a call
-    const int parts = (plan.num_rows + part_rows - 1) / part_rows;
-    executor.parallel_for(parts, [&](int part) {
-      const int end = (std::min)(plan.num_rows, (part + 1) * part_rows);
-      for (int row = part * part_rows; row < end; ++row) {
-        const WriteTarget& target = plan.writes[row];
-        if (target.chunk == no_chunk) continue;
-        for (int head = 0; head < heads; ++head) {
-          const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
-          write_k<HeadDim>(layer, target, head, k + line * HeadDim);
-          if (v != nullptr) write_v<ValueDim>(layer, target, head, v + line * ValueDim);
-        }
-      }
-    });
+    write_rows<HeadDim, ValueDim>(executor, layer, plan, k, v);
   }
 
   template <class T, class X, class Y, class V>

@@ -69,6 +69,34 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
   }
 }
 
+/// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
+/// nullptr.
+template <int HeadDim, int ValueDim, class T, class K, class V>
+void write_rows(const ExecutorRef& executor, const KvView<T>& layer, const PlanView& plan,
+                const K* k, const V* v) {
+  const int heads = layer.num_kv_heads;
+  if (plan.num_copies > 0) {
+    executor.parallel_for(heads, [&](int head) {
+      for (int c = 0; c < plan.num_copies; ++c)
+        copy_rows<HeadDim, ValueDim>(layer, plan.copies[c], head);
+    });
+  }
+  constexpr int part_rows = 8;  // small enough to balance, large enough to be worth a call
+  const int parts = (plan.num_rows + part_rows - 1) / part_rows;
+  executor.parallel_for(parts, [&](int part) {
+    const int end = (std::min)(plan.num_rows, (part + 1) * part_rows);
+    for (int row = part * part_rows; row < end; ++row) {
+      const WriteTarget& target = plan.writes[row];
+      if (target.chunk == no_chunk) continue;
+      for (int head = 0; head < heads; ++head) {
+        const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
+        write_k<HeadDim>(layer, target, head, k + line * HeadDim);
+        if (v != nullptr) write_v<ValueDim>(layer, target, head, v + line * ValueDim);
+      }
+    }
+  });
+}
+
 CHUNKATTN_PASS_END
 
 #endif  // CHUNKATTN_ISA_WRITE
