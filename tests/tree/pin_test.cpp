@@ -172,7 +172,7 @@ TEST_CASE("the budget is counted in chunks, each once") {
   // Against a count of the chunks where the tokens lie.
   test::Random random(2);
   for (int round = 0; round < test::scaled(60); ++round) {
-    const std::size_t limit = random.index(12);
+    const std::size_t limit = 1 + random.index(11);
     Tree many = make(400, limit);
     std::vector<std::vector<int>> prompts;
     for (int i = 0; i < 20; ++i) {
