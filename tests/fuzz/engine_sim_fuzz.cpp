@@ -63,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   o.max_prompt = 14;
   o.max_length = 40;
   o.letters = flags & 2 ? 2 : 3;
-  o.retention.max_pinned = choices.below(20);
+  o.retention.max_pinned = 1 + choices.below(19);
   if (flags & 8) o.budget = 8 + choices.below(40);
   if (flags & 16) {
     o.retention.high_watermark = 6 + choices.below(30);
