@@ -95,7 +95,8 @@ TEST_CASE_FIXTURE(Fixture, "run: the plan and the layer") {
   for (Piece& piece : pieces) piece.length += 10;
   PlanView broken = plan;
   broken.pieces = pieces.data();
-  CHECK(contains(failure(layer, broken, problem.q), "at most layer.chunk_size, 64"));
+  CHECK(contains(failure(layer, broken, problem.q),
+                 "piece.begin = 60: expected positions of a chunk, 0 to 63"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "run: buffers") {

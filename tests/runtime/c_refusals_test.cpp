@@ -678,6 +678,37 @@ TEST_CASE("good inputs at their edges are taken") {
   });
 }
 
+TEST_CASE("each thread has the text of its last failure until its next one") {
+  const Objects objects;
+  CHECK(chunkattn_plan_create(0, 1, -1) == nullptr);
+  const std::string text = chunkattn_error();
+  CHECK(text == "page_size = 0: expected at least 1");
+  std::thread([] {
+    CHECK(std::string(chunkattn_error()).empty());
+    CHECK(chunkattn_plan_create(1, -7, -1) == nullptr);
+    CHECK(std::string(chunkattn_error()) == "num_pages = -7: expected at least 1");
+  }).join();
+  Input input;
+  objects.give(input);
+  for (const Call which : every_call) CHECK_FALSE(objects.call(which, input));
+  CHECK(chunkattn_error() == text);
+  CHECK(chunkattn_plan_create(2, 3, 5) == nullptr);
+  CHECK(std::string(chunkattn_error()) == "null_page = 5: expected a page from 0 to 2, or -1");
+}
+
+TEST_CASE("an attention says how many threads it has") {
+  chunkattn_config config = Input().config;
+  for (const int threads : {0, 1, 3}) {
+    config.num_threads = threads;
+    chunkattn_attention* const attention = chunkattn_attention_create(&config);
+    REQUIRE(attention != nullptr);
+    const std::string wanted =
+        ", " + std::to_string(ThreadPool(threads).concurrency()) + " threads";
+    CHECK(std::string_view(chunkattn_describe(attention)).ends_with(wanted));
+    chunkattn_attention_destroy(attention);
+  }
+}
+
 TEST_CASE("an attention has the options of its config") {
   const auto made = [](auto change) {
     chunkattn_config config = Input().config;

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
@@ -47,16 +48,31 @@ bool calls_each_once(OpenMpExecutor& executor) {
   return true;
 }
 
-/// Whether an exception of a call arrives, and the executor works after it.
+/// Whether an exception of a call arrives, calls that have not begun are skipped, and the executor
+/// works after it.
 bool rethrows(OpenMpExecutor& executor) {
+  constexpr int many = 2000;
+  std::atomic<int> begun = 0;
   try {
-    executor.parallel_for(100, [](int i) {
-      if (i == 13) throw std::runtime_error("thirteen");
+    executor.parallel_for(many, [&](int i) {
+      ++begun;
+      if (i == 0) throw std::runtime_error("zero");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   } catch (const std::runtime_error& error) {
-    return error.what() == std::string("thirteen") && calls_each_once(executor);
+    return error.what() == std::string("zero") && begun < many && calls_each_once(executor);
   }
   return false;
+}
+
+/// Whether two of its threads work at the same time: each call waits for the other.
+bool has_two_threads(OpenMpExecutor& executor) {
+  std::atomic<int> begun = 0;
+  executor.parallel_for(2, [&](int) {
+    ++begun;
+    while (begun < 2) std::this_thread::yield();
+  });
+  return begun == 2;
 }
 
 constexpr int skipped = 77;
@@ -133,6 +149,27 @@ TEST_CASE("OpenMpExecutor where the system starts no more threads") {
           OpenMpExecutor two(2);
           return calls_each_once(two) && two.are_openmp() ? 0 : 3;
         }) == 0);
+  CHECK(in_child([] {  // so does one of another executor's
+          OpenMpExecutor executor(4), two(2);
+          while (threads_of_process() > 2) std::this_thread::yield();
+          if (!test::allow_no_more_threads()) return skipped;
+          return calls_each_once(two) && refused_for_threads([&] {
+                   executor.parallel_for(5, [](int) { ::_exit(1); });
+                 })
+                     ? 0
+                     : 2;
+        }) == 0);
+  CHECK(in_child([] {  // threads that were callers themselves meanwhile
+          OpenMpExecutor executor(4);
+          region_of(4, [] { OpenMpExecutor(2).parallel_for(2, [](int) {}); });
+          if (!calls_each_once(executor)) return 1;
+          region_of(2);
+          while (threads_of_process() > 2) std::this_thread::yield();
+          if (!test::allow_no_more_threads()) return skipped;
+          return refused_for_threads([&] { executor.parallel_for(5, [](int) { ::_exit(1); }); })
+                     ? 0
+                     : 2;
+        }) == 0);
   CHECK(in_child([] {  // the runtime has none yet for another thread
           OpenMpExecutor executor(4);
           std::atomic<bool> is_limited = false;
@@ -194,9 +231,11 @@ TEST_CASE("OpenMpExecutor on the threads of OpenMP") {
   CHECK(executor.are_openmp());
   CHECK(executor.concurrency() == 3);
   CHECK(calls_each_once(executor));
+  CHECK(has_two_threads(executor));
   CHECK(rethrows(executor));
   CHECK(test::in_child([&] {
           if (!calls_each_once(executor) || executor.are_openmp()) return 1;
+          if (!has_two_threads(executor)) return 3;
           return executor.concurrency() == 3 && rethrows(executor) ? 0 : 2;
         }) == 0);
   CHECK(executor.are_openmp());

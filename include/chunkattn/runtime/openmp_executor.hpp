@@ -37,8 +37,7 @@ class OpenMpExecutor {
   explicit OpenMpExecutor(int num_threads = 0) {
     // Finds the symbol if the runtime is loaded with global visibility, as torch loads it.
 #if !defined(_WIN32)
-    if (num_threads > 1 && num_threads <= ThreadPool::max_threads &&
-        !detail::OpenMpTeam::of_caller()->was_left_behind())
+    if (num_threads > 1 && !detail::OpenMpTeam::of_caller()->was_left_behind())
       parallel_ = reinterpret_cast<Parallel>(::dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 #endif
     if (parallel_ == nullptr) pool_ = std::make_unique<ThreadPool>(num_threads);
