@@ -44,6 +44,15 @@ def configurations():
     yield "smollm3", t.SmolLM3Config(**COMMON, no_rope_layers=[1, 0], pad_token_id=0, bos_token_id=1, eos_token_id=2)
     yield "glm4", t.Glm4Config(**COMMON, head_dim=32, pad_token_id=0, eos_token_id=2)
     yield "nemotron", t.NemotronConfig(**COMMON)
+    yield "granite_hybrid", hybrid(["full_attention"] * 2)
+
+
+def hybrid(layer_types):
+    """As granite-4.0-micro if all layers are attention, else as granite-4.0-h-micro."""
+    return t.GraniteMoeHybridConfig(
+        **COMMON, layer_types=layer_types, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=96,
+        position_embedding_type="rope", attention_multiplier=0.3, residual_multiplier=0.5, logits_scaling=2.0,
+        mamba_n_heads=8, mamba_d_state=8)  # fmt: skip
 
 
 def make(config, seed):

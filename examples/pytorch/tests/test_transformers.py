@@ -593,6 +593,11 @@ class RefusalsTest(unittest.TestCase):
         self.refused(t.AutoModelForCausalLM.from_config(t.Qwen3NextConfig(
             **models.COMMON, num_experts=2, num_experts_per_tok=1, linear_num_key_heads=2, linear_num_value_heads=2,
             linear_key_head_dim=16, linear_value_head_dim=16)), "recurrent layers \\(linear_attention")  # fmt: skip
+        one_of_two = models.hybrid(["full_attention", "linear_attention"])
+        self.refused(models.make(one_of_two, SEED), "recurrent layers \\(linear_attention")
+        unnamed = models.make(models.hybrid(["full_attention"] * 2), SEED)
+        unnamed.config.layer_types = None  # of a class that may have states, whose layers may be of any kind
+        self.refused(unnamed, "GraniteMoeHybridForCausalLM has recurrent layers")
         self.refused(t.LlamaModel(t.LlamaConfig(**models.COMMON)), "no logits")
         bloom = t.BloomConfig(vocab_size=211, hidden_size=32, n_layer=1, n_head=2)
         self.refused(t.BloomForCausalLM(bloom), "position_ids")

@@ -16,6 +16,8 @@ from . import interface
 
 # Kinds of layers (configuration.layer_types) that carry a state from token to token.
 RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rglru", "xlstm", "rwkv"}
+# Kinds that do not: of models whose class is for hybrids, these alone run.
+STATELESS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
 # A window is looked for at these positions; what is no window differs at one of them.
 PROBED = (0, 1, 2, 7, 100, 1000, 8191, 8192, 8193, 65536, 131071)
 
@@ -134,7 +136,8 @@ def refuse_by_configuration(model):
     if recurrent := sorted(kinds & RECURRENT):
         raise Unsupported(f"{type(model).__name__} has recurrent layers ({', '.join(recurrent)}): they have a state "
                           "that is not K/V of tokens")  # fmt: skip
-    if getattr(model, "_is_stateful", False):
+    # That its class may have states is no matter if its layers, all of which it names, have none.
+    if getattr(model, "_is_stateful", False) and not (kinds and kinds <= STATELESS):
         raise Unsupported(f"{type(model).__name__} has recurrent layers: they have a state that is not K/V of tokens")
     if getattr(text, "attn_temperature_tuning", False) and not all(getattr(text, "no_rope_layers", None) or [0]):
         raise Unsupported(f"{type(model).__name__} scales queries by a token's place in the row that it is given "
