@@ -36,7 +36,7 @@ REFUSED = {"tools": [TOOL], "tool_choice": "required", "functions": [{"name": "f
            "response_format": {"type": "json_object"}, "modalities": ["audio"], "store": True, "service_tier": "flex",
            "audio": {"voice": "alloy", "format": "wav"}, "prediction": {"type": "content", "content": "a"},
            "moderation": {"model": "m"}, "reasoning_effort": "high", "verbosity": "low", "web_search_options": {},
-           "best_of": 3, "suffix": "behind", "extra_body": {"repetition_penalty": 1.5}}
+           "best_of": 3, "suffix": "behind", "extra_body": {"repeat_penalty": 1.5}}
 
 
 class Endpoint:
@@ -224,7 +224,7 @@ def try_others(ask):
         named = next(iter(value)) if name == "extra_body" else name
         check(isinstance(error, openai.BadRequestError) and error.param == named, f"{name}: {error}")
         check(error.body["message"].startswith(named + " = "), error.body["message"])
-    for name in ("no_such_field", "ignore_eos"):
+    for name in ("no_such_field", "include_stop_str_in_output"):
         check(refusal(lambda name=name: ask(extra_body={name: True})).param == name, name)
     for name, value in (("frequency_penalty", 2.1), ("presence_penalty", -2.1), ("logit_bias", {"nonsense": 1}),
                         ("top_p", 2), ("temperature", 3), ("n", 0), ("seed", 1.5), ("logprobs", 21)):

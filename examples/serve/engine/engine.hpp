@@ -37,9 +37,12 @@ struct Sampling {
   double min_p = 0;  ///< only tokens of this part of the most likely one's probability; [0, 1]
   double frequency_penalty = 0;  ///< off a token's logit for each time it was generated; [-2, 2]
   double presence_penalty = 0;   ///< off it once if it was generated at all; [-2, 2]
+  /// Divides a logit above 0, and multiplies one below, of each token of the prompt and of those
+  /// generated; (0, 100]
+  double repetition_penalty = 1;
 
   [[nodiscard]] bool has_penalties() const {
-    return frequency_penalty != 0 || presence_penalty != 0;
+    return frequency_penalty != 0 || presence_penalty != 0 || repetition_penalty != 1;
   }
 };
 
@@ -64,7 +67,10 @@ struct Request {
   int choices = 1;               ///< texts wanted, 1 to 128; they share the prompt
   Sampling sampling = {};
   std::vector<LogitBias> logit_bias = {};  ///< each token once
-  int logprobs = -1;  ///< of so many of the most likely tokens, 0 to 20; -1: of none
+  std::vector<int> stop_tokens = {};       ///< that end a text, beside the model's
+  bool ignore_eos = false;                 ///< the model's, EngineOptions::stop, end none
+  std::size_t min_tokens = 0;  ///< generated of each choice before a token that ends one may come
+  int logprobs = -1;           ///< of so many of the most likely tokens, 0 to 20; -1: of none
   /// Whether to report those of the prompt's tokens, too, all of which are computed then; and that
   /// of the model's end token.
   bool prompt_logprobs = false;
@@ -78,7 +84,7 @@ struct Request {
 
 enum class Finish {
   none,       ///< it continues
-  stop,       ///< the model's end token, or Engine::stop()
+  stop,       ///< the model's end token, one of Request::stop_tokens, or Engine::stop()
   length,     ///< max_length, or where the model's positions end
   cancelled,  ///< Engine::cancel()
   deadline,   ///< Request::deadline has passed
@@ -99,6 +105,7 @@ struct Event {
   /// The same of the prompt's tokens from the second on, in the first event of a request that asks
   /// for them.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};
+  int stop_token = -1;  ///< of Request::stop_tokens, the one that ended the choice
 };
 
 /// How K/V is shared. The other two are what the tree is to be compared with.

@@ -90,16 +90,37 @@ Sampler::Kept Sampler::keep_most_likely(double wanted, std::size_t most) {
 }
 
 std::span<const float> Sampler::adjusted(std::span<const float> logits, const Request& request,
-                                         const TokenCounts& counts) {
-  if (request.logit_bias.empty() && counts.empty()) return logits;
+                                         const SoFar& so_far) {
+  if (request.logit_bias.empty() && so_far.counts.empty() && so_far.prompt.empty() &&
+      so_far.too_early.empty())
+    return logits;
   adjusted_.assign(logits.begin(), logits.end());
-  for (const LogitBias& one : request.logit_bias)
-    adjusted_[static_cast<std::size_t>(one.token)] += one.bias;
+  const auto logit = [this](int token) -> float& {
+    return adjusted_[static_cast<std::size_t>(token)];
+  };
+  for (const LogitBias& one : request.logit_bias) logit(one.token) += one.bias;
   const Sampling& sampling = request.sampling;
-  for (const auto& [token, count] : counts)
-    adjusted_[static_cast<std::size_t>(token)] -=
+  const auto repeat = [&](int token) {
+    const auto penalty = static_cast<float>(sampling.repetition_penalty);
+    logit(token) = logit(token) > 0 ? logit(token) / penalty : logit(token) * penalty;
+  };
+  if (sampling.repetition_penalty != 1) {
+    for (const int token : so_far.prompt) repeat(token);
+    for (const auto& [token, count] : so_far.counts)
+      if (!std::binary_search(so_far.prompt.begin(), so_far.prompt.end(), token)) repeat(token);
+  }
+  for (const auto& [token, count] : so_far.counts)
+    logit(token) -=
         static_cast<float>(count * sampling.frequency_penalty + sampling.presence_penalty);
+  for (const int token : so_far.too_early) logit(token) = -std::numeric_limits<float>::infinity();
   return adjusted_;
+}
+
+std::vector<int> each_once(std::span<const int> tokens) {
+  std::vector<int> sorted(tokens.begin(), tokens.end());
+  std::sort(sorted.begin(), sorted.end());
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  return sorted;
 }
 
 std::vector<TokenLogprob> logprobs_of(std::span<const float> logits, int token, int most) {
@@ -142,6 +163,8 @@ void check_sampling(const Sampling& sampling) {
   check("min_p", s.min_p, within(s.min_p, 0, 1), "0 to 1");
   check("frequency_penalty", s.frequency_penalty, within(s.frequency_penalty, -2, 2), "-2 to 2");
   check("presence_penalty", s.presence_penalty, within(s.presence_penalty, -2, 2), "-2 to 2");
+  check("repetition_penalty", s.repetition_penalty,
+        s.repetition_penalty > 0 && s.repetition_penalty <= 100, "more than 0, at most 100");
 }
 
 }  // namespace serve

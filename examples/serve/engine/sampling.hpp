@@ -18,6 +18,13 @@ namespace serve {
 /// How often a choice has got each token, not counting its prompt.
 using TokenCounts = std::map<int, int>;
 
+/// What the logits of a choice's next token depend on beside its request.
+struct SoFar {
+  const TokenCounts& counts;            ///< where penalties ask for them
+  std::span<const int> prompt = {};     ///< its tokens, each once; where repetition_penalty asks
+  std::span<const int> too_early = {};  ///< tokens that may not come yet
+};
+
 /// Samples; keeps its memory from one call to the next.
 class Sampler {
  public:
@@ -29,7 +36,7 @@ class Sampler {
   /// The logits with the biases and penalties of a request: what sample() is to be given. Valid
   /// until the next call.
   [[nodiscard]] std::span<const float> adjusted(std::span<const float> logits,
-                                                const Request& request, const TokenCounts& counts);
+                                                const Request& request, const SoFar& so_far);
 
  private:
   /// How many of the candidates are left, and the sum of their weights.
@@ -55,6 +62,9 @@ class Sampler {
 /// first token first. \param logits  [vocab_size], before biases and penalties
 [[nodiscard]] std::vector<TokenLogprob> logprobs_of(std::span<const float> logits, int token,
                                                     int most);
+
+/// Sorted, each once: as SoFar has the tokens of a prompt.
+[[nodiscard]] std::vector<int> each_once(std::span<const int> tokens);
 
 /// \throws std::invalid_argument that names the field
 void check_sampling(const Sampling& sampling);

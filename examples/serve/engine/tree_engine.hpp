@@ -83,6 +83,12 @@ class TreeEngine final : public Engine {
     const std::vector<int> prompt =
         request.prompt_logprobs ? request.prompt : std::move(request.prompt);
     const auto job = std::make_shared<LiveRequest>(std::move(request), prompt.size());
+    if (job->request.sampling.repetition_penalty != 1) job->penalised = each_once(prompt);
+    if (job->request.min_tokens > 0) {
+      job->ends = options_.stop;
+      job->ends.insert(job->ends.end(), job->request.stop_tokens.begin(),
+                       job->request.stop_tokens.end());
+    }
     jobs_.emplace(job->request.id, job);
     if (tiers_) tenants_.add(job->request.tenant, job->request.salt);
     ++num_waiting_;
@@ -228,6 +234,9 @@ class TreeEngine final : public Engine {
     if (std::isnan(request.start_by)) fail("start_by", request.start_by, "a time");
     if (std::isnan(request.deadline)) fail("deadline", request.deadline, "a time");
     check_sampling(request.sampling);
+    for (const int token : request.stop_tokens)
+      if (token < 0 || token >= model_.config.vocab_size)
+        fail("a token of stop_tokens", token, "a token of the model");
     for (const LogitBias& one : request.logit_bias) {
       if (one.token < 0 || one.token >= model_.config.vocab_size)
         fail("a token of logit_bias", one.token, "a token of the model");
@@ -601,8 +610,11 @@ class TreeEngine final : public Engine {
     work.preempted = 0;
     const Request& request = job.request;
     Event event{request.id, work.choice, -1, Finish::none, std::exchange(work.cached, 0)};
+    const bool is_early = position - job.prompt_size < request.min_tokens;
     const int token = agreed_.next([&] {  // where there are logits
-      const auto adjusted = sampler_.adjusted(logits, request, work.counts);
+      const std::span<const int> ends = job.ends;
+      const auto adjusted = sampler_.adjusted(
+          logits, request, {work.counts, job.penalised, is_early ? ends : std::span<const int>()});
       const int chosen = sampler_.sample(adjusted, request.sampling, work.choice, position);
       if (request.logprobs >= 0) event.logprobs = logprobs_of(logits, chosen, request.logprobs);
       return chosen;
@@ -610,11 +622,16 @@ class TreeEngine final : public Engine {
     event.token = token;
     if (request.sampling.has_penalties()) ++work.counts[token];
     const bool is_beyond = position >= request.max_length;  // nothing was to be generated
-    if (!is_beyond &&
-        std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end())
+    const auto is_among = [token](const std::vector<int>& tokens) {
+      return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+    };
+    const bool is_end = !request.ignore_eos && is_among(options_.stop);
+    if (!is_beyond && !is_early && (is_end || is_among(request.stop_tokens))) {
       event.finish = Finish::stop;
-    else if (position + 1 >= request.max_length)
+      if (!is_end) event.stop_token = token;
+    } else if (position + 1 >= request.max_length) {
       event.finish = Finish::length;
+    }
     if (event.finish == Finish::stop || is_beyond) {
       event.token = -1;
       if (is_beyond || !request.prompt_logprobs) event.logprobs.clear();

@@ -35,6 +35,8 @@ struct LiveRequest {
   bool joined = false;                                          ///< some of its work was live
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};  ///< as far as they are computed
   bool prompt_reported = false;
+  std::vector<int> penalised = {};  ///< the prompt's tokens, each once, for repetition_penalty
+  std::vector<int> ends = {};       ///< tokens that may not come before min_tokens others
 
   /// Whether log-probabilities of the prompt are to be computed; the next is that of the token
   /// after position prompt_logprobs.size().

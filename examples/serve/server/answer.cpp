@@ -53,6 +53,8 @@ std::string Answer::take(const std::vector<Piece>& pieces) {
     WholeChoice& choice = choices_[static_cast<std::size_t>(piece.choice)];
     usage_.generated += piece.tokens;
     choice.finish = piece.finish;
+    choice.stop_string = piece.stop_string;
+    choice.stop_token = piece.stop_token;
     if (piece.finish != Finish::none) --running_;
     if (stream_) {
       if (!piece.text.empty() || piece.finish != Finish::none)

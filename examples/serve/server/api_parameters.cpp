@@ -24,7 +24,6 @@ struct Unread {
 using UnreadFields = std::map<std::string_view, Unread>;
 
 constexpr const char* no_tools = "nothing: tools are not supported";
-constexpr const char* one_penalty = "1: frequency_penalty and presence_penalty are supported";
 
 /// OpenAI's.
 const UnreadFields openai_fields{
@@ -61,10 +60,8 @@ const UnreadFields others_fields{
     {"cache_prompt", {"[true]", "true: prompts are cached; cache_salt says who shares them"}},
     {"include_reasoning", {"[true, false]", "true or false"}},
     {"length_penalty", {"[1]", "1: others are not supported"}},
-    {"min_tokens", {"[0]", "0: others are not supported"}},
     {"priority", {"[0]", "0: others are not supported"}},
-    {"repeat_penalty", {"[1]", one_penalty}},
-    {"repetition_penalty", {"[1]", one_penalty}},
+    {"repeat_penalty", {"[1]", "1: repetition_penalty is supported, for all of prompt and text"}},
     {"request_id", {"", ""}},
     {"rid", {"", ""}},
     {"separate_reasoning", {"[true, false]", "true or false"}},
@@ -74,27 +71,34 @@ const UnreadFields others_fields{
     {"typical_p", {"[1]", "1: others are not supported"}}};
 
 /// What read_completion() and read_chat() read, and read_sampling().
-constexpr const char* read_by_all[] = {"cache_salt",
-                                       "frequency_penalty",
-                                       "logit_bias",
-                                       "logprobs",
-                                       "max_tokens",
-                                       "min_p",
-                                       "model",
-                                       "n",
-                                       "presence_penalty",
-                                       "seed",
-                                       "stop",
-                                       "stream",
-                                       "stream_options",
-                                       "temperature",
-                                       "top_k",
-                                       "top_p"};
+constexpr const char* read_by_both[] = {"cache_salt",
+                                        "frequency_penalty",
+                                        "ignore_eos",
+                                        "logit_bias",
+                                        "logprobs",
+                                        "max_tokens",
+                                        "min_p",
+                                        "min_tokens",
+                                        "model",
+                                        "n",
+                                        "presence_penalty",
+                                        "repetition_penalty",
+                                        "seed",
+                                        "stop",
+                                        "stop_token_ids",
+                                        "stream",
+                                        "stream_options",
+                                        "temperature",
+                                        "top_k",
+                                        "top_p"};
 
-bool is_read(std::string_view name, bool chat) {
-  const auto* const end = std::end(read_by_all);
-  if (std::find(std::begin(read_by_all), end, name) != end) return true;
-  if (!chat) return name == "prompt" || name == "echo";
+bool is_read(std::string_view name, Asks asks) {
+  if (asks == Asks::tokens)
+    return name == "model" || name == "prompt" || name == "messages" ||
+           name == "add_special_tokens";
+  const auto* const end = std::end(read_by_both);
+  if (std::find(std::begin(read_by_both), end, name) != end) return true;
+  if (asks == Asks::completion) return name == "prompt" || name == "echo";
   return name == "messages" || name == "max_completion_tokens" || name == "top_logprobs";
 }
 
@@ -151,9 +155,9 @@ int read_logprobs(const Fields& fields, bool chat) {
 
 }  // namespace
 
-void refuse_what_is_missing(const Fields& fields, bool chat) {
+void refuse_what_is_missing(const Fields& fields, Asks asks) {
   for (const auto& [name, value] : fields.all().items())
-    if (!is_read(name, chat)) check_unread(fields, name, value);
+    if (!is_read(name, asks)) check_unread(fields, name, value);
 }
 
 void read_sampling(const Fields& fields, bool chat, int vocab_size, Job& job) {
@@ -167,6 +171,9 @@ void read_sampling(const Fields& fields, bool chat, int vocab_size, Job& job) {
   sampling.min_p = fields.number("min_p", 0, 1, 0);
   sampling.frequency_penalty = fields.number("frequency_penalty", -2, 2, 0);
   sampling.presence_penalty = fields.number("presence_penalty", -2, 2, 0);
+  sampling.repetition_penalty = fields.number("repetition_penalty", 0, 100, 1);
+  if (sampling.repetition_penalty == 0)
+    fields.fail("repetition_penalty", 0, "a number above 0, at most 100");
   if (fields.find("seed") != nullptr)
     sampling.seed = static_cast<std::uint64_t>(fields.integer("seed", -far, far, 0));
   else

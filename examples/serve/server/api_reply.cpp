@@ -11,14 +11,22 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Why a choice ended, in OpenAI's words: clients know no others. A text that is cut off has the
-/// reason beside it.
-void set_finish(Json& choice, Finish finish) {
+/// Why a choice ended, in OpenAI's words: clients know no others. What a text was stopped by,
+/// beside the model's end, and why one is cut off, stand beside it.
+/// \param end  a Piece or a WholeChoice
+template <class End>
+void set_finish(Json& choice, const End& end) {
+  const Finish finish = end.finish;
   choice["finish_reason"] = finish == Finish::none   ? Json()
                             : finish == Finish::stop ? Json("stop")
                                                      : Json("length");
   if (finish == Finish::cancelled) choice["cut_off"] = "cancelled";
   if (finish == Finish::deadline) choice["cut_off"] = "deadline";
+  if (finish == Finish::none) return;
+  choice["stop_reason"] = finish != Finish::stop     ? Json()
+                          : !end.stop_string.empty() ? Json(end.stop_string)
+                          : end.stop_token >= 0      ? Json(end.stop_token)
+                                                     : Json();
 }
 
 Json head_of(const ReplyHead& head, bool chunk) {
@@ -36,17 +44,21 @@ Json usage_of(const ReplyHead& head, const Usage& usage) {
   return all;
 }
 
-std::string chunk(const ReplyHead& head, int choice, const char* key, Json value, Finish finish,
+std::string chunk(const ReplyHead& head, const Piece& piece, const char* key, Json value,
                   Json logprobs = nullptr) {
   Json data = head_of(head, true);
-  Json one{{"index", choice}, {key, std::move(value)}, {"logprobs", std::move(logprobs)}};
-  set_finish(one, finish);
+  Json one{{"index", piece.choice}, {key, std::move(value)}, {"logprobs", std::move(logprobs)}};
+  set_finish(one, piece);
   data["choices"] = Json::array({std::move(one)});
   if (head.usage_follows) data["usage"] = nullptr;
   return event(data.dump());
 }
 
 }  // namespace
+
+std::string tokens_json(const std::vector<int>& tokens, std::size_t max_length) {
+  return Json{{"count", tokens.size()}, {"max_model_len", max_length}, {"tokens", tokens}}.dump();
+}
 
 std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
                         const std::vector<WholeChoice>& choices, const Usage& usage) {
@@ -55,7 +67,7 @@ std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
   for (const WholeChoice& choice : choices) {
     Json one{{"index", reply["choices"].size()},
              {"logprobs", logprobs_json(head.chat, tokenizer, choice.scored)}};
-    set_finish(one, choice.finish);
+    set_finish(one, choice);
     if (head.chat)
       one["message"] = {{"role", "assistant"}, {"content", choice.text}};
     else
@@ -72,16 +84,16 @@ std::string event(const std::string& data) {
 
 std::string opening_event(const ReplyHead& head, int choice) {
   if (!head.chat) return "";
-  return chunk(head, choice, "delta", {{"role", "assistant"}, {"content", ""}}, Finish::none);
+  return chunk(head, {.choice = choice, .text = {}}, "delta",
+               {{"role", "assistant"}, {"content", ""}});
 }
 
 std::string piece_event(const ReplyHead& head, const Tokenizer& tokenizer, const Piece& piece) {
   Json logprobs = logprobs_json(head.chat, tokenizer, piece.scored);
-  if (!head.chat)
-    return chunk(head, piece.choice, "text", piece.text, piece.finish, std::move(logprobs));
+  if (!head.chat) return chunk(head, piece, "text", piece.text, std::move(logprobs));
   Json delta = Json::object();
   if (!piece.text.empty()) delta["content"] = piece.text;
-  return chunk(head, piece.choice, "delta", std::move(delta), piece.finish, std::move(logprobs));
+  return chunk(head, piece, "delta", std::move(delta), std::move(logprobs));
 }
 
 std::string usage_event(const ReplyHead& head, const Usage& usage) {

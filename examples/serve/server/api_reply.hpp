@@ -1,4 +1,4 @@
-// The replies of /v1/completions and /v1/chat/completions.
+// The replies of /v1/completions, /v1/chat/completions and /tokenize.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,13 @@ struct Usage {
 struct WholeChoice {
   std::string text;
   Finish finish = Finish::none;
+  std::string stop_string = {};  ///< as Piece's
+  int stop_token = -1;
   std::vector<ScoredToken> scored = {};
 };
+
+/// \param max_length  tokens that a text may have
+[[nodiscard]] std::string tokens_json(const std::vector<int>& tokens, std::size_t max_length);
 
 /// \param tokenizer  for the names of tokens beside log-probabilities
 [[nodiscard]] std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,

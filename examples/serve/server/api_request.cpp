@@ -17,6 +17,21 @@ namespace {
 using Json = nlohmann::json;
 constexpr long long far = 1ll << 62;
 
+std::vector<int> read_token_list(const Fields& fields, const Json& value, const std::string& field,
+                                 const Served& served) {
+  std::vector<int> tokens;
+  tokens.reserve(value.size());
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    const Json& token = value[i];
+    if (!token.is_number_unsigned() ||
+        token.get<std::uint64_t>() >= static_cast<std::uint64_t>(served.tokenizer->vocab_size()))
+      fields.fail(fmt::format("{}[{}]", field, i), token,
+                  fmt::format("a token from 0 to {}", served.tokenizer->vocab_size() - 1));
+    tokens.push_back(token.get<int>());
+  }
+  return tokens;
+}
+
 std::vector<std::string> read_stop(const Fields& fields) {
   const Json* value = fields.find("stop");
   if (value == nullptr) return {};
@@ -32,17 +47,33 @@ std::vector<std::string> read_stop(const Fields& fields) {
   return value->get<std::vector<std::string>>();
 }
 
-/// What both endpoints have in common: all but the prompt and its length.
-ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
+std::vector<int> read_stop_tokens(const Fields& fields, const Served& served) {
+  const char* name = "stop_token_ids";
+  const Json* value = fields.find(name);
+  if (value == nullptr) return {};
+  if (!value->is_array() || value->size() > 1024)
+    fields.fail(name, *value, "a list of at most 1024 tokens");
+  return read_token_list(fields, *value, name, served);
+}
+
+void check_model(const Fields& fields, const Served& served) {
   const std::string model = fields.text("model", 256);
   if (!model.empty() && model != served.name)
     throw ApiError(404, fmt::format("model = {}: expected {}", model, served.name), "model",
                    "model_not_found");
-  refuse_what_is_missing(fields, chat);
+}
+
+/// What both endpoints have in common: all but the prompt and its length.
+ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
+  check_model(fields, served);
+  refuse_what_is_missing(fields, chat ? Asks::chat : Asks::completion);
   ApiRequest request;
   Job& job = request.jobs.emplace_back();
   job.choices = static_cast<int>(fields.integer("n", 1, served.max_choices, 1));
   job.stop = read_stop(fields);
+  job.stop_tokens = read_stop_tokens(fields, served);
+  job.ignore_eos = fields.boolean("ignore_eos", false);
+  job.min_tokens = static_cast<std::size_t>(fields.integer("min_tokens", 0, far, 0));
   job.cache_salt = fields.text("cache_salt", 256);
   read_sampling(fields, chat, served.tokenizer->vocab_size(), job);
   request.stream = fields.boolean("stream", false);
@@ -78,6 +109,11 @@ void set_prompt(Job& job, std::vector<int> prompt, const std::string& field,
                                max_tokens_field, *max_tokens, room, size),
                    max_tokens_field, "context_length_exceeded");
   job.max_tokens = max_tokens ? static_cast<std::size_t>(*max_tokens) : room;
+  if (job.min_tokens > job.max_tokens)
+    throw ApiError(400,
+                   fmt::format("min_tokens = {}: expected at most {}, {}", job.min_tokens,
+                               max_tokens_field, job.max_tokens),
+                   "min_tokens");
   job.prompt = std::move(prompt);
 }
 
@@ -98,21 +134,6 @@ std::optional<long long> read_count(const Fields& fields, const char* name, long
   return fields.integer(name, least, far, least);
 }
 
-std::vector<int> read_tokens(const Fields& fields, const Json& value, const std::string& field,
-                             const Served& served) {
-  std::vector<int> tokens;
-  tokens.reserve(value.size());
-  for (std::size_t i = 0; i < value.size(); ++i) {
-    const Json& token = value[i];
-    if (!token.is_number_unsigned() ||
-        token.get<std::uint64_t>() >= static_cast<std::uint64_t>(served.tokenizer->vocab_size()))
-      fields.fail(fmt::format("{}[{}]", field, i), token,
-                  fmt::format("a token from 0 to {}", served.tokenizer->vocab_size() - 1));
-    tokens.push_back(token.get<int>());
-  }
-  return tokens;
-}
-
 constexpr const char* expected_prompt =
     "a string, or a list of tokens, or a list of strings or of lists of tokens";
 
@@ -124,7 +145,7 @@ std::vector<int> read_prompt(const Fields& fields, const Json& value, const std:
     return served.tokenizer->encode_prompt(text);
   }
   if (!value.is_array()) fields.fail(field, value, expected_prompt);
-  return read_tokens(fields, value, field, served);
+  return read_token_list(fields, value, field, served);
 }
 
 /// One prompt, or several, of which each becomes a job as the first one is.
@@ -148,6 +169,23 @@ void read_prompts(const Fields& fields, ApiRequest& request, long long max_token
     read((*value)[i], fmt::format("prompt[{}]", i), request.jobs[i]);
 }
 
+std::vector<int> read_chat_prompt(const Fields& fields, const Served& served) {
+  const std::vector<Message> messages = read_messages(fields);
+  if (served.chat == nullptr)
+    throw ApiError(400, "messages: this model takes no chats, only prompts: " + served.no_chat,
+                   "messages");
+  std::vector<TextPart> parts;
+  try {
+    parts = served.chat->prompt(messages);
+  } catch (const std::invalid_argument& error) {  // names the message
+    throw ApiError(400, error.what(), "messages");
+  }
+  std::size_t bytes = 0;
+  for (const TextPart& part : parts) bytes += part.text.size();
+  check_bytes(bytes, "messages", served);
+  return served.tokenizer->encode(parts);
+}
+
 }  // namespace
 
 ApiRequest read_completion(std::string_view body, const Served& served) {
@@ -164,24 +202,34 @@ ApiRequest read_chat(std::string_view body, const Served& served) {
   const Json object = parse_object(body);
   const Fields fields(object);
   ApiRequest request = read_common(fields, true, served);
-  const std::vector<Message> messages = read_messages(fields);
-  if (served.chat == nullptr)
-    throw ApiError(400, "messages: this model takes no chats, only prompts: " + served.no_chat,
-                   "messages");
   const char* newer = "max_completion_tokens";
   const char* name = fields.find(newer) != nullptr ? newer : "max_tokens";
-  std::vector<TextPart> parts;
-  try {
-    parts = served.chat->prompt(messages);
-  } catch (const std::invalid_argument& error) {  // names the message
-    throw ApiError(400, error.what(), "messages");
-  }
-  std::size_t bytes = 0;
-  for (const TextPart& part : parts) bytes += part.text.size();
-  check_bytes(bytes, "messages", served);
-  set_prompt(request.jobs.front(), served.tokenizer->encode(parts), "messages",
+  set_prompt(request.jobs.front(), read_chat_prompt(fields, served), "messages",
              read_count(fields, name), name, served);
   return request;
+}
+
+std::vector<int> read_tokens(std::string_view body, const Served& served) {
+  const Json object = parse_object(body);
+  const Fields fields(object);
+  check_model(fields, served);
+  refuse_what_is_missing(fields, Asks::tokens);
+  const bool is_chat = fields.find("messages") != nullptr;
+  const Json* const prompt = fields.find("prompt");
+  if (is_chat == (prompt != nullptr))
+    fields.fail("prompt", prompt != nullptr ? *prompt : Json(),
+                "a string, or messages in place of it");
+  // A chat's template has the special tokens already.
+  const bool add_special = fields.boolean("add_special_tokens", !is_chat);
+  if (is_chat && add_special)
+    fields.fail("add_special_tokens", true, "false beside messages: their template adds them");
+  if (is_chat) return read_chat_prompt(fields, served);
+  if (!prompt->is_string()) fields.fail("prompt", *prompt, "a string");
+  const auto& text = prompt->get_ref<const std::string&>();
+  check_bytes(text.size(), "prompt", served);
+  if (add_special) return served.tokenizer->encode_prompt(text);
+  const TextPart part{text, true};
+  return served.tokenizer->encode({&part, 1});
 }
 
 }  // namespace serve

@@ -1,4 +1,4 @@
-// The bodies of /v1/completions and /v1/chat/completions.
+// The bodies of /v1/completions, /v1/chat/completions and /tokenize.
 #pragma once
 
 #include <cstddef>
@@ -36,5 +36,7 @@ struct ApiRequest {
 /// \throws ApiError that names the field
 [[nodiscard]] ApiRequest read_completion(std::string_view body, const Served& served);
 [[nodiscard]] ApiRequest read_chat(std::string_view body, const Served& served);
+/// Of a prompt, or of a chat as read_chat() has it.
+[[nodiscard]] std::vector<int> read_tokens(std::string_view body, const Served& served);
 
 }  // namespace serve

@@ -48,6 +48,8 @@ struct Piece {
   std::string text;                      ///< whole characters
   std::size_t tokens = 0;                ///< that were generated for it, held back text included
   Finish finish = Finish::none;          ///< not none: the last piece of this choice
+  std::string stop_string = {};          ///< that the text ended before; empty: it did not
+  int stop_token = -1;                   ///< of the request, that ended it; -1: none did
   std::vector<ScoredToken> scored = {};  ///< whose text it begins, if log-probabilities are wanted
 };
 

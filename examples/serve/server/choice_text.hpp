@@ -18,13 +18,19 @@ namespace serve {
 /// Decodes token by token; emits whole characters only, and nothing of a stop string.
 class ChoiceText {
  public:
-  /// \param previous  the prompt's last token; -1 where echo() comes first
-  ChoiceText(const Tokenizer& tokenizer, int previous, std::vector<std::string> stop)
-      : tokenizer_(&tokenizer), previous_(previous), stop_(std::move(stop)) {}
+  /// \param previous    the prompt's last token; -1 where echo() comes first
+  /// \param min_tokens  so many tokens are said whatever stop strings are in their text
+  ChoiceText(const Tokenizer& tokenizer, int previous, std::vector<std::string> stop,
+             std::size_t min_tokens = 0)
+      : tokenizer_(&tokenizer),
+        previous_(previous),
+        min_tokens_(min_tokens),
+        stop_(std::move(stop)) {}
 
   /// What can be said after this token. \pre not stopped()
   /// \param logprobs  of the token; empty: not wanted
   [[nodiscard]] std::string push(int token, std::vector<TokenLogprob> logprobs = {}) {
+    ++tokens_;
     return say(add(token, tokenizer_->decode(previous_, token), std::move(logprobs), false));
   }
   /// What a token of the prompt adds to a text that repeats it. Stop strings are not looked for.
@@ -39,7 +45,9 @@ class ChoiceText {
     scored_.push_back({bytes_, {previous_, characters_before_, std::move(logprobs)}});
   }
   /// Whether a stop string was found.
-  [[nodiscard]] bool stopped() const { return stop_.found(); }
+  [[nodiscard]] bool stopped() const { return !stop_.found().empty(); }
+  /// The one that was; empty: none.
+  [[nodiscard]] const std::string& stop_string() const { return stop_.found(); }
   /// What is left to say of a text that ended otherwise: a stop string may be found in it yet.
   [[nodiscard]] std::string finish() {
     std::string text = say(whole_.finish());
@@ -87,13 +95,14 @@ class ChoiceText {
   }
   std::string say(const std::string& text) {
     count(text);
-    std::string said = stop_.push(text);
+    std::string said = stop_.push(text, tokens_ > min_tokens_);
     said_ += said.size();
     return said;
   }
 
   const Tokenizer* tokenizer_;
   int previous_;
+  std::size_t min_tokens_, tokens_ = 0;  // that were pushed
   Utf8Stream whole_;
   StopStrings stop_;
   std::size_t bytes_ = 0, characters_before_ = 0;  // in whole characters, held back or not

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <chunkattn/version.hpp>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -26,6 +27,8 @@ namespace serve {
 namespace {
 
 constexpr const char* json_type = "application/json";
+const std::string version = fmt::format("{}.{}.{}", CHUNKATTN_VERSION_MAJOR,
+                                        CHUNKATTN_VERSION_MINOR, CHUNKATTN_VERSION_PATCH);
 constexpr const char* allow_origin_header = "Access-Control-Allow-Origin";
 
 long long seconds_since_1970() {
@@ -94,6 +97,9 @@ struct Route {
 };
 constexpr Route routes[] = {{"/", "GET"},
                             {"/health", "GET"},
+                            {"/ping", "GET"},
+                            {"/version", "GET"},
+                            {"/tokenize", "POST"},
                             {"/metrics", "GET"},
                             {"/tree", "GET"},
                             {"/kv_chunks", "GET"},
@@ -123,8 +129,8 @@ std::string_view method_of(const std::string& path) {
                                       missing));
   if (route == std::end(routes) && !one_model)
     throw ApiError(404,
-                   "no such path; there are / /health /metrics /model_info /tree /v1/loads "
-                   "/v1/models /v1/completions /v1/chat/completions");
+                   "no such path; there are / /health /ping /version /metrics /model_info /tree "
+                   "/tokenize /v1/loads /v1/models /v1/completions /v1/chat/completions");
   return one_model ? "GET" : route->method;
 }
 
@@ -275,10 +281,17 @@ void HttpServer::handle(const httplib::Request& request, httplib::Response& resp
       response.set_header("Allow", std::string(method));
       throw ApiError(405, fmt::format("{}: expected {}", request.method, method));
     }
-    if (path.starts_with("/v1/") && !has_key(request))
+    if ((path.starts_with("/v1/") || method == "POST") && !has_key(request))
       throw ApiError(401, "Authorization: expected Bearer and the API key of this server", "",
                      "invalid_api_key");
-    if (request.method == "POST") {
+    // A page of another site cannot send this type without asking first, and is never answered.
+    if (method == "POST" && !is_json(request.get_header_value("Content-Type")))
+      throw ApiError(415, fmt::format("Content-Type: expected {}", json_type));
+    if (path == "/tokenize") {
+      response.set_content(tokens_json(read_tokens(body, served_), served_.max_length), json_type);
+      return;
+    }
+    if (method == "POST") {
       generate(request, response, body);
       return;
     }
@@ -311,14 +324,8 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
                            {"is_generation", true},
                            {"max_model_len", served_.max_length}}
                 .dump()};
-  if (path == "/health") {
-    const std::string failure = service_.failure();
-    const char* state = !failure.empty() ? "failed" : service_.closing() ? "closing" : "ok";
-    nlohmann::json body{{"status", state}};
-    if (!failure.empty()) body["reason"] = failure;
-    return {body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), json_type,
-            state == std::string("ok") ? 200 : 503};
-  }
+  if (path == "/health" || path == "/ping") return health();
+  if (path == "/version") return {nlohmann::json{{"version", version}}.dump()};
   const nlohmann::json model{{"id", served_.name},
                              {"object", "model"},
                              {"created", 0},
@@ -331,6 +338,15 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   if (path != std::string(models_prefix) + served_.name)
     throw ApiError(404, "no such model; there is " + served_.name, "model", "model_not_found");
   return {model.dump()};
+}
+
+HttpServer::Reply HttpServer::health() const {
+  const std::string failure = service_.failure();
+  const char* state = !failure.empty() ? "failed" : service_.closing() ? "closing" : "ok";
+  nlohmann::json body{{"status", state}};
+  if (!failure.empty()) body["reason"] = failure;
+  return {body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), json_type,
+          state == std::string("ok") ? 200 : 503};
 }
 
 /// What is cached, for subscribers that check what events said.
@@ -360,9 +376,6 @@ std::string HttpServer::tree(const httplib::Request& request) const {
 
 void HttpServer::generate(const httplib::Request& request, httplib::Response& response,
                           const std::string& body) {
-  // A page of another site cannot send this type without asking first, and is never answered.
-  if (!is_json(request.get_header_value("Content-Type")))
-    throw ApiError(415, fmt::format("Content-Type: expected {}", json_type));
   const auto start = std::chrono::steady_clock::now();
   ReplyHead head;
   head.chat = request.path.starts_with("/v1/chat");

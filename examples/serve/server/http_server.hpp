@@ -57,6 +57,7 @@ class HttpServer {
   [[nodiscard]] Reply reply_to(const httplib::Request& request) const;
   [[nodiscard]] std::string chunks(bool has_key) const;
   [[nodiscard]] std::string tree(const httplib::Request& request) const;
+  [[nodiscard]] Reply health() const;
   void generate(const httplib::Request& request, httplib::Response& response,
                 const std::string& body);
   [[nodiscard]] bool has_key(const httplib::Request& request) const;

@@ -239,7 +239,7 @@ void Service::start(RequestId id, Job job, int first_choice, std::shared_ptr<Cha
   live.running = static_cast<std::size_t>(job.choices);
   for (int i = 0; i < job.choices; ++i)
     live.texts.emplace_back(tokenizer_, job.echo || job.prompt.empty() ? -1 : job.prompt.back(),
-                            job.stop);
+                            job.stop, job.min_tokens);
   Request request;
   request.id = id;
   request.max_length = job.prompt.size() + job.max_tokens;
@@ -247,6 +247,9 @@ void Service::start(RequestId id, Job job, int first_choice, std::shared_ptr<Cha
   request.choices = job.choices;
   request.sampling = job.sampling;
   request.logit_bias = std::move(job.logit_bias);
+  request.stop_tokens = std::move(job.stop_tokens);
+  request.ignore_eos = job.ignore_eos;
+  request.min_tokens = job.min_tokens;
   request.logprobs = job.logprobs;
   request.prompt_logprobs = job.echo && job.logprobs >= 0;
   request.tenant = tenants_.number_of(job.cache_salt);
@@ -302,6 +305,9 @@ void Service::deliver(const Event& event) {
   if (text.stopped()) {  // also by what was held back, or by the last token
     if (event.finish == Finish::length) piece.finish = Finish::stop;
     if (event.finish == Finish::none && !stopped_before) engine_->stop(event.id, event.choice);
+    piece.stop_string = text.stop_string();
+  } else {
+    piece.stop_token = event.stop_token;
   }
   const bool first = !std::exchange(live.has_output, true);
   {

@@ -36,8 +36,11 @@ struct Job {
   std::vector<LogitBias> logit_bias;
   int logprobs = -1;              ///< as Request's
   std::vector<std::string> stop;  ///< strings that end a text; none is empty
-  std::string cache_salt;         ///< K/V is shared only among requests with the same
-  bool echo = false;              ///< whether texts begin with the prompt, logprobs with its
+  std::vector<int> stop_tokens;   ///< as Request's, and the following two
+  bool ignore_eos = false;
+  std::size_t min_tokens = 0;  ///< nor does a stop string end a text before
+  std::string cache_salt;      ///< K/V is shared only among requests with the same
+  bool echo = false;           ///< whether texts begin with the prompt, logprobs with its
 };
 
 struct ServiceOptions {

@@ -5,21 +5,24 @@
 
 namespace serve {
 
-std::string StopStrings::push(std::string_view text) {
+std::string StopStrings::push(std::string_view text, bool may_end) {
+  const std::size_t before = held_.size();
   held_ += text;
   // The one that ends first is met first, however the text is cut; of two that end together, the
-  // longer.
+  // longer. One that ended in a piece before was let pass.
   std::size_t begin = 0, end = std::string::npos;
   for (const std::string& string : strings_) {
-    const std::size_t at = held_.find(string);
+    if (!may_end) break;
+    const std::size_t passed = before + 1 > string.size() ? before + 1 - string.size() : 0;
+    const std::size_t at = held_.find(string, passed);
     if (at == std::string::npos) continue;
     const std::size_t its_end = at + string.size();
-    if (its_end < end || (its_end == end && at < begin)) begin = at, end = its_end;
+    if (its_end < end || (its_end == end && at < begin)) begin = at, end = its_end, found_ = string;
   }
-  found_ = end != std::string::npos;
-  const std::size_t said = found_ ? begin : held_.size() - doubtful();
+  const bool ends = !found_.empty();
+  const std::size_t said = ends ? begin : held_.size() - doubtful();
   std::string out = held_.substr(0, said);
-  held_.erase(0, found_ ? std::string::npos : said);
+  held_.erase(0, ends ? std::string::npos : said);
   return out;
 }
 

@@ -15,9 +15,11 @@ class StopStrings {
   /// \pre none is empty
   explicit StopStrings(std::vector<std::string> strings) : strings_(std::move(strings)) {}
 
-  /// Continues the text. Returns what can be said of it. \pre not found()
-  [[nodiscard]] std::string push(std::string_view text);
-  [[nodiscard]] bool found() const { return found_; }
+  /// Continues the text. Returns what can be said of it. \pre none was found
+  /// \param may_end  whether a string that ends in this piece ends the text
+  [[nodiscard]] std::string push(std::string_view text, bool may_end = true);
+  /// The one that was found; empty: none.
+  [[nodiscard]] const std::string& found() const { return found_; }
   /// What was held back, of a text that ended otherwise.
   [[nodiscard]] std::string finish() { return std::exchange(held_, {}); }
 
@@ -27,7 +29,7 @@ class StopStrings {
 
   std::vector<std::string> strings_;
   std::string held_;
-  bool found_ = false;
+  std::string found_;
 };
 
 }  // namespace serve

@@ -148,18 +148,23 @@ class ScriptedEngine final : public serve::Engine {
     const std::size_t period = request.prompt.size() - first_;
     const int token =
         period == 0 ? request.prompt.back() : request.prompt[first_ + choice.said % period];
+    const auto& stop = request.stop_tokens;
+    if (choice.said >= request.min_tokens &&
+        std::find(stop.begin(), stop.end(), token) != stop.end())
+      return end(live, c, -1, serve::Finish::stop, token);
     ++choice.said;
     if (request.prompt.size() + choice.said >= request.max_length)
       end(live, c, token, serve::Finish::length);
     else
       emit(live, c, token, serve::Finish::none);
   }
-  void end(Live& live, std::size_t c, int token, serve::Finish finish) {
+  void end(Live& live, std::size_t c, int token, serve::Finish finish, int stop_token = -1) {
     if (std::exchange(live.choices[c].ended, true)) return;
-    emit(live, c, token, finish);
+    emit(live, c, token, finish, stop_token);
   }
-  void emit(Live& live, std::size_t c, int token, serve::Finish finish) {
+  void emit(Live& live, std::size_t c, int token, serve::Finish finish, int stop_token = -1) {
     serve::Event event{live.request.id, static_cast<int>(c), token, finish, 1};
+    event.stop_token = stop_token;
     if (live.request.logprobs >= 0 && token >= 0) {  // -0.5; of others, down from the token, less
       event.logprobs.push_back({token, -0.5f});
       for (int i = 0; i < live.request.logprobs; ++i)

@@ -246,8 +246,23 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
        "from -2 to 2"},
       {completions, R"({"prompt": "a", "frequency_penalty": "1"})", "frequency_penalty",
        "from -2 to 2"},
-      {completions, R"({"prompt": "a", "repetition_penalty": 1.1})", "repetition_penalty",
-       "frequency_penalty and presence_penalty are"},
+      {completions, R"({"prompt": "a", "repetition_penalty": 0})", "repetition_penalty",
+       "repetition_penalty = 0: expected a number above 0, at most 100"},
+      {completions, R"({"prompt": "a", "repetition_penalty": -1.5})", "repetition_penalty",
+       "from 0 to 100"},
+      {completions, R"({"prompt": "a", "repeat_penalty": 1.1})", "repeat_penalty",
+       "repetition_penalty is supported"},
+      {completions, R"({"prompt": "a", "min_tokens": -1})", "min_tokens", "min_tokens = -1"},
+      {completions, R"({"prompt": "a", "min_tokens": 6, "max_tokens": 5})", "min_tokens",
+       "min_tokens = 6: expected at most max_tokens, 5"},
+      {chats, R"({"messages": [{"role": "user", "content": "a"}], "min_tokens": 250})",
+       "min_tokens", "min_tokens = 250: expected at most max_tokens, "},
+      {completions, R"({"prompt": "a", "stop_token_ids": 5})", "stop_token_ids",
+       "a list of at most 1024 tokens"},
+      {completions, R"({"prompt": "a", "stop_token_ids": [5, 300]})", "stop_token_ids[1]",
+       "stop_token_ids[1] = 300: expected a token from 0 to 299"},
+      {completions, R"({"prompt": "a", "stop_token_ids": ["</s>"]})", "stop_token_ids[0]",
+       "expected a token"},
       {completions, R"({"prompt": "a", "top_k": -2})", "top_k", "top_k = -2"},
       {completions, R"({"prompt": "a", "top_k": 1.5})", "top_k", "an integer"},
       {completions, R"({"prompt": "a", "min_p": 1.5})", "min_p", "from 0 to 1"},
@@ -257,8 +272,8 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
       {completions, R"({"prompt": "a", "logit_bias": {"5 ": 1}})", "logit_bias", "\"5 \""},
       {completions, R"({"prompt": "a", "logit_bias": {"5": 101}})", "logit_bias.5", "-100 to 100"},
       {completions, R"({"prompt": "a", "logit_bias": {"5": false}})", "logit_bias.5", "= false"},
-      {completions, R"({"prompt": "a", "ignore_eos": true})", "ignore_eos",
-       "no field of this name"},
+      {completions, R"({"prompt": "a", "ignore_eos": 1})", "ignore_eos",
+       "ignore_eos = 1: expected true or false"},
       {completions, R"({"prompt": "a", "temprature": 0.5})", "temprature",
        "temprature = 0.5: expected nothing: no field of this name is known here"},
       {completions, R"({"prompt": "a", "max_completion_tokens": 5})", "max_completion_tokens",
@@ -380,6 +395,10 @@ TEST_CASE("what is asked of sampling reaches the engine") {
                   {"seed", 9},
                   {"frequency_penalty", 1.5},
                   {"presence_penalty", -0.5},
+                  {"repetition_penalty", 1.25},
+                  {"ignore_eos", true},
+                  {"min_tokens", 3},
+                  {"stop_token_ids", {40, 41}},
                   {"logit_bias", {{"7", -100}, {"12", 2.5}, {"007", 3}}}})
             .status == 200);
   const Request last = s.levers.last_request();
@@ -390,6 +409,10 @@ TEST_CASE("what is asked of sampling reaches the engine") {
   CHECK(last.sampling.seed == 9);
   CHECK(last.sampling.frequency_penalty == 1.5);
   CHECK(last.sampling.presence_penalty == -0.5);
+  CHECK(last.sampling.repetition_penalty == 1.25);
+  CHECK(last.ignore_eos);
+  CHECK(last.min_tokens == 3);
+  CHECK(last.stop_tokens == std::vector<int>{40, 41});
   REQUIRE(last.logit_bias.size() == 2);  // a token is one, however it is written
   CHECK(last.logit_bias[0].token == 7);
   CHECK(last.logit_bias[1].token == 12);

@@ -1,6 +1,6 @@
 // What requests may ask of sampling beside temperature and top_p: top_k, min_p, penalties, biases,
-// log-probabilities; and that each request gets its own, whoever else is in the batch. The seeds of
-// the statistics are fixed, so that luck has no part.
+// log-probabilities, where a text ends; and that each request gets its own, whoever else is in the
+// batch. The seeds of the statistics are fixed, so that luck has no part.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -71,6 +71,8 @@ std::string refusal(const Sampling& sampling) {
 /// What became of a choice: its tokens, and every number that was reported of them.
 struct Said {
   std::vector<int> tokens;
+  Finish finish = Finish::none;
+  int stop_token = -1;
   std::vector<std::pair<int, float>> logprobs;
   bool operator==(const Said&) const = default;
 };
@@ -79,6 +81,7 @@ struct SmallModel {
   chunkattn::ThreadPool pool{2};
   Model model =
       random_model({64, 172, 2, 8, 4, 300, 256, true, 1e-5f, 10000.0f}, Element::fp32, 7, pool);
+  std::vector<int> stop;  ///< tokens that end texts, of the engine
 
   /// By request and choice.
   std::map<std::pair<RequestId, int>, Said> run(const std::vector<Request>& requests,
@@ -88,6 +91,7 @@ struct SmallModel {
     EngineOptions options;
     options.chunk_size = 8;
     options.max_chunks = max_chunks;
+    options.stop = stop;
     options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
     const auto engine = make_engine(model, products, options);
     for (const Request& request : requests) engine->submit(request);
@@ -96,6 +100,8 @@ struct SmallModel {
       for (const Event& event : engine->take_events()) {
         Said& said = all[{event.id, event.choice}];
         if (event.token >= 0) said.tokens.push_back(event.token);
+        said.finish = event.finish;
+        said.stop_token = event.stop_token;
         for (const TokenLogprob& one : event.logprobs)
           said.logprobs.emplace_back(one.token, one.logprob);
       }
@@ -123,6 +129,12 @@ Request random_request(test::Random& random, RequestId id) {
   if (now_and_then()) sampling.min_p = uniform(random, 0.0, 0.5);
   if (now_and_then()) sampling.frequency_penalty = uniform(random, -2.0, 2.0);
   if (now_and_then()) sampling.presence_penalty = uniform(random, -2.0, 2.0);
+  if (now_and_then()) sampling.repetition_penalty = uniform(random, 0.5, 2.0);
+  if (now_and_then()) request.min_tokens = static_cast<std::size_t>(random.uniform(1, 5));
+  request.ignore_eos = now_and_then();
+  if (now_and_then())
+    for (int token = 0; token < 300; token += random.uniform(1, 30))
+      request.stop_tokens.push_back(token);
   if (now_and_then())
     for (int token = 10; token < 14; ++token)
       request.logit_bias.push_back({token, static_cast<float>(uniform(random, -9.0, 9.0))});
@@ -176,7 +188,7 @@ TEST_CASE("penalties and biases, computed by hand") {
   const std::vector<float> four{1, 2, 3, 4};
   Request request;
   const auto adjusted = [&](const TokenCounts& counts) {
-    const auto values = sampler.adjusted(four, request, counts);
+    const auto values = sampler.adjusted(four, request, {counts});
     return std::vector<float>(values.begin(), values.end());
   };
   CHECK(adjusted({}) == four);
@@ -202,10 +214,41 @@ TEST_CASE("penalties and biases, computed by hand") {
   std::vector<int> said;
   for (std::size_t at = 0; at < 6; ++at) {
     said.push_back(
-        sampler.sample(sampler.adjusted(three, request, counts), request.sampling, 0, at));
+        sampler.sample(sampler.adjusted(three, request, {counts}), request.sampling, 0, at));
     ++counts[said.back()];
   }
   CHECK(said == std::vector<int>{0, 1, 0, 2, 0, 1});
+}
+
+TEST_CASE(
+    "the repetition penalty is of prompt and text, each token once, before the other penalties") {
+  Sampler sampler;
+  const std::vector<float> six{4, -4, 2, -2, 1, 0};
+  Request request;
+  const auto adjusted = [&](const SoFar& so_far) {
+    const auto values = sampler.adjusted(six, request, so_far);
+    return std::vector<float>(values.begin(), values.end());
+  };
+  CHECK(each_once(std::vector<int>{3, 0, 3, 1, 0}) == std::vector<int>{0, 1, 3});
+  const std::vector<int> prompt{0, 1};
+  const TokenCounts counts{{1, 5}, {2, 1}, {3, 2}};
+  CHECK(adjusted({counts, prompt}) == six);
+  request.sampling.repetition_penalty = 2;
+  CHECK(request.sampling.has_penalties());
+  CHECK(adjusted({{}, prompt}) == std::vector<float>{2, -8, 2, -2, 1, 0});
+  CHECK(adjusted({counts, prompt}) == std::vector<float>{2, -8, 1, -4, 1, 0});
+  request.sampling.repetition_penalty = 0.5;  // what was said is more likely
+  CHECK(adjusted({counts, prompt}) == std::vector<float>{8, -2, 4, -1, 1, 0});
+  request.sampling.repetition_penalty = 2;
+  request.sampling.frequency_penalty = 0.25;
+  request.sampling.presence_penalty = 1;
+  request.logit_bias = {{0, -6}, {2, 4}};  // these come first
+  CHECK(adjusted({counts, prompt}) == std::vector<float>{-4, -10.25f, 1.75f, -5.5f, 1, 0});
+  // Tokens that may not come yet do not, whatever speaks for them.
+  request.logit_bias = {{4, 100}};
+  constexpr float never = -std::numeric_limits<float>::infinity();
+  const std::vector<int> ends{0, 4};
+  CHECK(adjusted({{}, {}, ends}) == std::vector<float>{never, -4, 2, -2, never, 0});
 }
 
 TEST_CASE("log-probabilities are those of softmax, the greatest first") {
@@ -241,6 +284,10 @@ TEST_CASE("parameters out of range are refused by name") {
   CHECK(refusal({1, 1, 0, 0, nan, 0, 0}).starts_with("min_p = nan"));
   CHECK(refusal({1, 1, 0, 0, 0, 2.5, 0}).starts_with("frequency_penalty = 2.5"));
   CHECK(refusal({1, 1, 0, 0, 0, 0, nan}).starts_with("presence_penalty = nan"));
+  CHECK(refusal({1, 1, 0, 0, 0, 0, 0, 0}) ==
+        "repetition_penalty = 0.000000: expected more than 0, at most 100");
+  CHECK(refusal({1, 1, 0, 0, 0, 0, 0, 101}).starts_with("repetition_penalty = 101"));
+  CHECK(refusal({1, 1, 0, 0, 0, 0, 0, nan}).starts_with("repetition_penalty = nan"));
 
   SmallModel s;
   const auto engine_refusal = [&](LogitBias bias, int logprobs) -> std::string {
@@ -256,6 +303,10 @@ TEST_CASE("parameters out of range are refused by name") {
     }
     return "";
   };
+  Request stopped{.prompt = {5}, .max_length = 2, .stop_tokens = {299, 300}};
+  CHECK_THROWS_WITH_AS((void)s.run({stopped}, 50),
+                       "request 0: a token of stop_tokens = 300: expected a token of the model",
+                       std::invalid_argument);
   CHECK(engine_refusal({299, -100}, 20).empty());
   CHECK(engine_refusal({300, 0}, 0).find("logit_bias = 300: expected a token") !=
         std::string::npos);
@@ -267,6 +318,7 @@ TEST_CASE("parameters out of range are refused by name") {
 TEST_CASE("each request of a batch is sampled by its own parameters, as if it were alone") {
   test::Random random(20);
   SmallModel s;
+  for (int token = 7; token < 300; token += 25) s.stop.push_back(token);
   std::vector<Request> requests;
   for (RequestId id = 1; id <= 24; ++id) requests.push_back(random_request(random, id));
   std::map<std::pair<RequestId, int>, Said> alone;
@@ -303,4 +355,89 @@ TEST_CASE("an engine adds biases, counts what it generates for each choice, and 
   CHECK(std::abs(2 * hundreds - both) <= 10);  // logits of this model are less than 10 apart
   // At the first token the model is asked the same, and answers the same.
   for (std::size_t i = 1; i < 4; ++i) CHECK(said.logprobs[i] == plain.logprobs[i]);
+}
+
+TEST_CASE(
+    "a text ends at its own stop tokens and at the model's, after min_tokens and unless ignored") {
+  SmallModel s;
+  Request request;
+  request.prompt = {5, 100, 6};
+  request.max_length = 43;
+  const std::vector<int> plain = s.run({request}, 50)[{0, 0}].tokens;
+  REQUIRE(plain.size() == 40);
+  const auto first = [&](int token) {
+    return static_cast<std::size_t>(std::find(plain.begin(), plain.end(), token) - plain.begin());
+  };
+  std::vector<int> distinct = each_once(plain);
+  std::sort(distinct.begin(), distinct.end(), [&](int a, int b) { return first(a) < first(b); });
+  REQUIRE(distinct.size() >= 4);
+  const int end = distinct[2], own = distinct.back();
+  const auto begins = [&](const std::vector<int>& tokens) {
+    return std::equal(tokens.begin(), tokens.end(), plain.begin());
+  };
+  const auto run = [&] { return s.run({request}, 50)[{0, 0}]; };
+
+  s.stop = {end};
+  request.stop_tokens = {own, end};
+  Said said = run();
+  CHECK(begins(said.tokens));
+  CHECK(said.tokens.size() == first(end));
+  CHECK(said.finish == Finish::stop);
+  CHECK(said.stop_token == -1);  // the model's own end needs no reason
+  request.ignore_eos = true;     // not those of the request
+  said = run();
+  CHECK(said.tokens.size() == first(end));
+  CHECK(said.stop_token == end);
+  request.stop_tokens = {own};
+  said = run();
+  CHECK(begins(said.tokens));
+  CHECK(said.tokens.size() == first(own));
+  CHECK(said.stop_token == own);
+  request.stop_tokens = {};
+  said = run();
+  CHECK(said.tokens == plain);
+  CHECK(said.finish == Finish::length);
+  CHECK(said.stop_token == -1);
+
+  // Until min_tokens are there, others come in place of those that would end the text; then they
+  // may.
+  for (const std::size_t min_tokens : {first(end), first(end) + 1, std::size_t{40}}) {
+    CAPTURE(min_tokens);
+    request.min_tokens = min_tokens;
+    request.ignore_eos = false;
+    said = run();
+    CHECK(said.tokens.size() >= min_tokens);
+    for (std::size_t i = 0; i < min_tokens; ++i) CHECK(said.tokens[i] != end);
+    CHECK(begins({said.tokens.begin(), said.tokens.begin() + static_cast<long>(first(end))}));
+    if (min_tokens != first(end) + 1) CHECK(said.tokens.size() == min_tokens);
+    request.ignore_eos = true;  // nor do they come where they would not end it, as vLLM has it
+    request.stop_tokens = {};
+    CHECK(run().tokens[first(end)] == (min_tokens == first(end) ? end : said.tokens[first(end)]));
+  }
+  request.min_tokens = 10;
+  request.ignore_eos = false;
+  request.logit_bias = {{200, 100}};
+  request.stop_tokens = {200};
+  said = run();
+  CHECK(said.tokens.size() == 10);
+  CHECK(std::count(said.tokens.begin(), said.tokens.end(), 200) == 0);
+  CHECK(said.stop_token == 200);
+}
+
+TEST_CASE(
+    "an engine's repetition penalty knows the prompt of each choice, and what the choice has "
+    "said") {
+  SmallModel s;
+  Request request;
+  for (int token = 0; token < 200; ++token) request.prompt.push_back(token);
+  request.max_length = 240;
+  request.choices = 2;
+  request.sampling.repetition_penalty = 100;
+  const auto all = s.run({request}, 100);
+  for (const int choice : {0, 1}) {
+    const std::vector<int>& tokens = all.at({0, choice}).tokens;
+    REQUIRE(tokens.size() == 40);
+    CHECK(each_once(tokens).size() == 40);  // nothing comes twice, nor what the prompt has
+    CHECK(*std::min_element(tokens.begin(), tokens.end()) >= 200);
+  }
 }
