@@ -91,12 +91,13 @@ def byte_names():
     return names
 
 
-def write_tiny_chat_model(path, seed):
-    """A Llama with random weights that takes chats: a token for each byte, ChatML, 2 layers of 8 heads.
+def write_tiny_chat_model(path, seed, special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+                          template="{{'<|im_start|>' + message['role']}}<|im_end|>"):
+    """A Llama with random weights that takes chats: a token for each byte, ChatML by default, 2 layers of 8 heads.
 
     No token ends a text."""
     dim, hidden, layers, heads = 64, 96, 2, 8
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = list(special)
     tokens = special + byte_names() + ["ab"]
     rng = random.Random(seed)
 
@@ -119,5 +120,5 @@ def write_tiny_chat_model(path, seed):
         "llama.feed_forward_length": hidden, "llama.attention.head_count": heads, "llama.context_length": 1024,
         "llama.attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [4] * 3 + [1] * 257, "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.chat_template": "{{'<|im_start|>' + message['role']}}<|im_end|>"}, tensors)
+        "tokenizer.ggml.token_type": [4] * len(special) + [1] * 257, "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.chat_template": template}, tensors)

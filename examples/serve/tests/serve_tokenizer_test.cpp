@@ -205,6 +205,30 @@ TEST_CASE("merging follows its order whatever the length, and not by squares") {
         1 << 20);  // " a", then as many less 1
 }
 
+TEST_CASE("after Phi-3's special tokens white space is not read, in whatever part it stands") {
+  const auto tokens_of = [](const std::string& architecture, std::span<const TextPart> parts) {
+    test::GgufWriter writer;
+    writer.text("general.architecture", architecture);
+    writer.text("tokenizer.ggml.model", "llama");
+    writer.texts("tokenizer.ggml.tokens",
+                 {"<unk>", "<s>", "<|user|>", "<|end|>", "▁", "a", "b", "<0x0A>"});
+    writer.numbers<std::int32_t>("tokenizer.ggml.token_type", 5, {2, 3, 3, 3, 1, 1, 1, 6});
+    writer.numbers<float>("tokenizer.ggml.scores", 6, {0, 0, 0, 0, 0, 0, 0, 0});
+    writer.flag("tokenizer.ggml.add_space_prefix", false);
+    const test::TemporaryFile file(writer.bytes());
+    const auto tokenizer = read_tokenizer(Gguf(file.path()));
+    CHECK(tokenizer->stop_tokens() == Tokens{3});
+    return tokenizer->encode(parts);
+  };
+  const std::vector<TextPart> parts{{"<s> a<|user|>\n", true},
+                                    {" \n\u3000a\nb ", false},
+                                    {"<|end|>\n", true},
+                                    {" <|end|>", false},
+                                    {"<|end|><|user|>\n", true}};
+  CHECK(tokens_of("phi3", parts) == Tokens{1, 4, 5, 2, 5, 7, 6, 4, 3, 3, 2});
+  CHECK(tokens_of("llama", std::span(parts).first(1)) == Tokens{1, 4, 5, 2, 7});
+}
+
 TEST_CASE("a text has no fewer tokens than its bytes say") {
   test::Random random(9);
   const SmallPieces small;

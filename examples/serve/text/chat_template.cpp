@@ -1,6 +1,7 @@
 #include "chat_template.hpp"
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -14,12 +15,17 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// Without the white space around it, as templates have it.
-std::string trimmed(const std::string& text) {
-  constexpr const char* space = " \t\n\v\f\r";
-  const std::size_t first = text.find_first_not_of(space);
-  if (first == std::string::npos) return "";
-  return text.substr(first, text.find_last_not_of(space) - first + 1);
+/// A text of a template with one kind of quotation marks, and with line ends written as \n, however
+/// it has them.
+std::string uniform(std::string_view jinja) {
+  std::string text;
+  for (const char c : jinja) {
+    if (c == '\n')
+      text += "\\n";
+    else
+      text += c == '"' ? '\'' : c;
+  }
+  return text;
 }
 
 /// What a ChatML template says by itself where no system message begins the chat.
@@ -35,7 +41,72 @@ std::string default_system_of(std::string_view jinja) {
   return "";
 }
 
-void check(std::span<const Message> messages) {
+/// Of Llama 3.1 and 3.3 the date that stands in it, of 3.2 the day's; nothing where it is another
+/// one.
+std::optional<Llama31Form> llama31_form(const std::string& text) {
+  if (!has(text, "'Cutting Knowledge Date: December 2023\\n'")) return std::nullopt;
+  if (has(text, "strftime_now('%d %b %Y')")) return Llama31Form{};
+  constexpr std::string_view begin = "date_string = '";
+  const std::size_t at = text.find(begin);
+  if (at == std::string::npos) return std::nullopt;
+  const std::size_t end = text.find('\'', at + begin.size());
+  return Llama31Form{text.substr(at + begin.size(), end - at - begin.size())};
+}
+
+std::optional<GemmaForm> gemma_form(const std::string& text) {
+  if (has(text, "raise_exception('System role not supported')")) return GemmaForm{false};
+  if (has(text, "first_user_prefix = messages[0]['content'] + '\\n\\n'")) return GemmaForm{true};
+  return std::nullopt;
+}
+
+/// Versions differ in spaces, and in where a system message stands.
+std::optional<MistralForm> mistral_form(const std::string& text) {
+  MistralForm form;
+  const auto first_of = [&](std::initializer_list<const char*> all) {
+    const auto* const found = std::find_if(
+        all.begin(), all.end(), [&](const std::string& one) { return has(text, "'" + one + "'"); });
+    return found == all.end() ? "" : std::string(*found);
+  };
+  form.before_user = first_of({" [INST] ", "[INST] ", "[INST]"});
+  form.after_user = first_of({" [/INST]", "[/INST]"});
+  const std::string reply = "message['content']";
+  form.trims_reply = has(text, reply + "|trim + eos_token");
+  form.before_reply = has(text, "' ' + " + reply) ? " " : "";
+  form.after_reply = has(text, "eos_token + ' '") ? " " : "";
+  const bool is_read = form.trims_reply || has(text, reply + " + eos_token");
+  using System = MistralForm::System;
+  const std::string defined = " and system_message is defined";
+  if (has(text, "loop.first" + defined))
+    form.system = System::first;
+  else if (has(text, "loop.last" + defined))
+    form.system = System::last;
+  else if (has(text, "(message == user_messages[-1])" + defined))
+    form.system = System::last_user;
+  else if (has(text, "system_message"))
+    return std::nullopt;
+  const bool is_another = has(text, "bos_token +") || has(text, "[SYSTEM_PROMPT]");
+  if (form.before_user.empty() || form.after_user.empty() || !is_read || is_another)
+    return std::nullopt;
+  return form;
+}
+
+std::optional<Phi3Form> phi3_form(const std::string& text) {
+  const auto has_turn = [&](const std::string& role) {
+    return has(text, "'<|" + role + "|>\\n' + message['content'] + '<|end|>\\n'") ||
+           has(text, "'<|" + role + "|>' + '\\n' + message['content'] + '<|end|>' + '\\n'");
+  };
+  Phi3Form form;
+  form.begins_with_bos = has(text, "bos_token");
+  form.takes_system = has_turn("system");
+  form.skips_empty_system = has(text, "== 'system' and message['content']");
+  form.reply_follows_user = !has_turn("assistant");
+  if (!has_turn("user")) return std::nullopt;
+  if (form.reply_follows_user && !has(text, "'<|end|>' + '\\n' + '<|assistant|>' + '\\n'"))
+    return std::nullopt;
+  return form;
+}
+
+void check(Messages messages) {
   if (messages.empty()) throw std::invalid_argument("messages = []: expected at least one");
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
@@ -45,131 +116,55 @@ void check(std::span<const Message> messages) {
   }
 }
 
-/// The tags are a template's, what stands in them is not.
-void add_tagged(std::vector<TextPart>& parts, const std::string& tag, const std::string& text) {
-  parts.push_back({"<" + tag + ">\n", true});
-  parts.push_back({text, false});
-  parts.push_back({"\n</" + tag + ">", true});
-}
-
-/// What a message says: its words, then the tools that it asks for, in Qwen's form.
-void add_said(std::vector<TextPart>& parts, const std::string& words, const Message& message) {
-  parts.push_back({words, false});
-  for (const ToolCall& call : message.calls) {
-    if (!words.empty() || &call != message.calls.data()) parts.push_back({"\n", true});
-    add_tagged(parts, "tool_call",
-               "{\"name\": " + nlohmann::json(call.name).dump() +
-                   ", \"arguments\": " + call.arguments + "}");
-  }
-}
-
-std::vector<TextPart> chatml(std::span<const Message> messages, const std::string& default_system,
-                             bool tools_are_users) {
-  std::vector<TextPart> parts;
-  if (messages[0].role != "system" && !default_system.empty())
-    parts.push_back({"<|im_start|>system\n" + default_system + "<|im_end|>\n", true});
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const Message& message = messages[i];
-    const auto is_answer = [&](std::size_t at) {  // several in a row are one turn
-      return tools_are_users && at < messages.size() && messages[at].role == "tool";
-    };
-    if (!is_answer(i)) {
-      parts.push_back({"<|im_start|>" + message.role + "\n", true});
-      add_said(parts, message.content, message);
-    } else {
-      parts.push_back({i > 0 && is_answer(i - 1) ? "\n" : "<|im_start|>user\n", true});
-      add_tagged(parts, "tool_response", message.content);
-    }
-    if (!is_answer(i) || !is_answer(i + 1)) parts.push_back({"<|im_end|>\n", true});
-  }
-  parts.push_back({"<|im_start|>assistant\n", true});
-  return parts;
-}
-
-std::vector<TextPart> llama3(std::span<const Message> messages) {
-  const auto header = [](const std::string& role) {
-    return "<|start_header_id|>" + role + "<|end_header_id|>\n\n";
-  };
-  std::vector<TextPart> parts{{"<|begin_of_text|>", true}};
-  for (const Message& message : messages) {
-    parts.push_back({header(message.role), true});
-    add_said(parts, trimmed(message.content), message);
-    parts.push_back({"<|eot_id|>", true});
-  }
-  parts.push_back({header("assistant"), true});
-  return parts;
-}
-
-/// User and assistant speak by turns, so neighbours of one side are one text, and where a side is
-/// missing it says nothing. A system message is a part of what the user says next.
-std::vector<TextPart> llama2(std::span<const Message> messages) {
-  std::vector<std::string> turns;  // the user's, the assistant's, the user's, ...
-  std::string before;              // what the user says next
-  for (const Message& message : messages) {
-    if (message.role == "system") {
-      before += "<<SYS>>\n" + message.content + "\n<</SYS>>\n\n";
-      continue;
-    }
-    std::vector<TextPart> parts;
-    if (message.role == "tool")
-      add_tagged(parts, "tool_response", message.content);
-    else
-      add_said(parts, message.content, message);
-    const bool user = message.role != "assistant";
-    std::string text = user ? std::exchange(before, {}) : "";
-    for (const TextPart& part : parts) text += part.text;
-    if (turns.empty() && !user) turns.emplace_back();
-    if ((turns.size() % 2 == 0) == user)
-      turns.push_back(std::move(text));
-    else
-      turns.back() += "\n\n" + text;
-  }
-  if (turns.size() % 2 == 0)
-    turns.push_back(before);
-  else if (!before.empty())
-    turns.back() += "\n\n" + before;
-  std::vector<TextPart> parts;
-  for (std::size_t i = 0; i < turns.size(); ++i) {
-    if (i % 2 == 0) {
-      parts.push_back({"<s>", true});
-      parts.push_back({"[INST] " + trimmed(turns[i]) + " [/INST]", false});
-    } else {
-      parts.push_back({std::string(" ").append(trimmed(turns[i])) + " ", false});
-      parts.push_back({"</s>", true});
-    }
-  }
-  return parts;
-}
-
 }  // namespace
 
-ChatTemplate::ChatTemplate(const Gguf& gguf) : family_(Family::chatml) {
-  const std::string_view jinja = gguf.text(template_key);
-  if (has(jinja, "<|im_start|>") && has(jinja, "<|im_end|>")) {
-    default_system_ = default_system_of(jinja);
-    tools_are_users_ = has(jinja, "<tool_response>");
-  } else if (has(jinja, "<|start_header_id|>") && has(jinja, "<|eot_id|>")) {
-    family_ = Family::llama3;
-    if (has(jinja, "Cutting Knowledge Date"))
-      gguf.fail(template_key, "one that puts dates into each prompt (Llama 3.1 and later)",
-                "ChatML, Llama 2 or Llama 3");
-  } else if (has(jinja, "[INST]") && has(jinja, "<<SYS>>")) {
-    family_ = Family::llama2;
-  } else {
-    gguf.fail(template_key, std::string(jinja.substr(0, 60)) + "…", "ChatML, Llama 2 or Llama 3");
+ChatTemplate ChatTemplate::recognised(std::string_view jinja) {
+  const std::string text = uniform(jinja);
+  const auto with = [](auto write, auto form) -> Form {
+    if (!form) return nullptr;
+    return [write, form = *form](Messages messages) { return write(messages, form); };
+  };
+  if (has(text, "<|im_start|>") && has(text, "<|im_end|>"))
+    return {Family::chatml,
+            with(chatml_prompt, std::optional(ChatMlForm{default_system_of(jinja),
+                                                         has(text, "<tool_response>")}))};
+  if (has(text, "<|start_header_id|>") && has(text, "<|eot_id|>")) {
+    if (!has(text, "Cutting Knowledge Date")) return {Family::llama3, llama3_prompt};
+    return {Family::llama31, with(llama31_prompt, llama31_form(text))};
+  }
+  if (has(text, "[INST]") && has(text, "<<SYS>>")) return {Family::llama2, llama2_prompt};
+  if (has(text, "<start_of_turn>") && has(text, "<end_of_turn>"))
+    return {Family::gemma, with(gemma_prompt, gemma_form(text))};
+  if (has(text, "[INST]")) return {Family::mistral, with(mistral_prompt, mistral_form(text))};
+  return {Family::phi3, with(phi3_prompt, phi3_form(text))};
+}
+
+ChatTemplate::ChatTemplate(const Gguf& gguf) : ChatTemplate(recognised(gguf.text(template_key))) {
+  if (!form_)
+    gguf.fail(
+        template_key, std::string(gguf.text(template_key).substr(0, 60)) + "…",
+        "ChatML, or that of Llama 2 to 3.3, Gemma 2 or 3, Mistral up to 0.3 and Nemo, or Phi-3");
+}
+
+ChatTemplate::ChatTemplate(Family family) : family_(family) {
+  switch (family) {
+    case Family::chatml:
+      form_ = [](Messages messages) { return chatml_prompt(messages, {}); };
+      break;
+    case Family::llama2:
+      form_ = llama2_prompt;
+      break;
+    case Family::llama3:
+      form_ = llama3_prompt;
+      break;
+    default:
+      throw std::invalid_argument("family: expected ChatML, Llama 2 or Llama 3");
   }
 }
 
 std::vector<TextPart> ChatTemplate::prompt(std::span<const Message> messages) const {
   check(messages);
-  switch (family_) {
-    case Family::llama2:
-      return llama2(messages);
-    case Family::llama3:
-      return llama3(messages);
-    default:
-      return chatml(messages, default_system_, tools_are_users_);
-  }
+  return form_(messages);
 }
 
 }  // namespace serve

@@ -49,6 +49,8 @@ SpecialTokens read_special(const Gguf& gguf, const std::vector<TokenType>& types
     const auto last = static_cast<std::int64_t>(tokens.size()) - 1;
     return static_cast<int>(gguf.has(key) ? gguf.integer(key, 0, last) : -1);
   };
+  const bool is_phi3 = gguf.text("general.architecture", "") == "phi3" &&
+                       gguf.text("tokenizer.ggml.model") == "llama";
   SpecialTokens special;
   special.bos = id("tokenizer.ggml.bos_token_id");
   special.add_bos = gguf.flag("tokenizer.ggml.add_bos_token", usually_adds_bos) && special.bos >= 0;
@@ -61,8 +63,12 @@ SpecialTokens read_special(const Gguf& gguf, const std::vector<TokenType>& types
       special.by_name.push_back(static_cast<int>(i));
     if (control || unknown) special.invisible.push_back(static_cast<int>(i));
     // Files of some models name one token that ends a text, while others do, too.
-    for (const char* name : {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>"})
+    for (const char* name : {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>",
+                             "<|end_of_text|>", "<end_of_turn>", "<|end|>"})
       if (control && tokens[i] == name) special.stop.push_back(static_cast<int>(i));
+    // Phi-3's, of which files do not say it.
+    const bool keeps_space = tokens[i] == "<s>" || tokens[i] == "<|endoftext|>";
+    if (is_phi3 && control && !keeps_space) special.strips.push_back(static_cast<int>(i));
   }
   return special;
 }

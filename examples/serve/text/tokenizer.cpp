@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "unicode.hpp"
+
 namespace serve {
 
 Tokenizer::Tokenizer(std::vector<std::string> pieces, SpecialTokens special)
@@ -21,7 +23,7 @@ bool Tokenizer::is_invisible(int token) const {
 std::vector<int> Tokenizer::encode(std::span<const TextPart> parts) const {
   std::vector<int> tokens;
   std::string text;  // since the last special token
-  bool begins = true;
+  bool begins = true, strips = false;
   const auto close_text = [&] {
     if (!text.empty()) add_text(text, begins, tokens);
     text.clear();
@@ -34,12 +36,18 @@ std::vector<int> Tokenizer::encode(std::span<const TextPart> parts) const {
                                       [&](int token) { return rest.starts_with(piece(token)); })
                        : special_.by_name.end();
       if (named == special_.by_name.end()) {
+        const std::size_t space = strips ? leading_space(rest) : 0;
+        at += space;
+        if (space > 0) continue;
+        strips = false;
         text += part.text[at++];
         continue;
       }
       close_text();
       tokens.push_back(*named);
       begins = true;
+      strips = std::find(special_.strips.begin(), special_.strips.end(), *named) !=
+               special_.strips.end();
       at += piece(*named).size();
     }
   }

@@ -21,11 +21,12 @@ struct TextPart {
 
 /// What a model's vocabulary says beside its pieces.
 struct SpecialTokens {
-  int bos = -1;                ///< begins a text; -1: none
-  bool add_bos = false;        ///< whether plain prompts begin with it
-  std::vector<int> stop;       ///< each ends a text that is generated
-  std::vector<int> by_name;    ///< what the text of a trusted part may name
-  std::vector<int> invisible;  ///< left out of what is decoded
+  int bos = -1;                  ///< begins a text; -1: none
+  bool add_bos = false;          ///< whether plain prompts begin with it
+  std::vector<int> stop;         ///< each ends a text that is generated
+  std::vector<int> by_name;      ///< what the text of a trusted part may name
+  std::vector<int> invisible;    ///< left out of what is decoded
+  std::vector<int> strips = {};  ///< of by_name: white space after it is not read
 };
 
 class Tokenizer {

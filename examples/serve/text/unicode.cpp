@@ -39,7 +39,33 @@ std::int32_t decode(std::string_view text, std::size_t& bytes) {
   return read > 0 ? code_point : -1;
 }
 
+/// Bytes of the white space, as Python has it, that is the first character; 0: it is none.
+std::size_t space_bytes(std::string_view text) {
+  std::size_t bytes = 0;
+  const std::int32_t code_point = text.empty() ? -1 : decode(text, bytes);
+  const bool separates = code_point >= 0x1c && code_point <= 0x1f;  // files, groups, records, units
+  return code_point >= 0 && (separates || class_of(code_point) == CharacterClass::space) ? bytes
+                                                                                         : 0;
+}
+
 }  // namespace
+
+std::size_t leading_space(std::string_view text) {
+  std::size_t at = 0;
+  while (const std::size_t bytes = space_bytes(text.substr(at))) at += bytes;
+  return at;
+}
+
+std::string_view stripped(std::string_view text) {
+  text.remove_prefix(leading_space(text));
+  while (!text.empty()) {
+    std::size_t last = text.size() - 1;
+    while (last > 0 && (static_cast<unsigned char>(text[last]) & 0xc0) == 0x80) --last;
+    if (space_bytes(text.substr(last)) != text.size() - last) break;
+    text = text.substr(0, last);
+  }
+  return text;
+}
 
 std::size_t character_bytes(std::string_view text) {
   std::size_t bytes = 1;

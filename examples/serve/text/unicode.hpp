@@ -24,4 +24,9 @@ struct Character {
 /// Bytes of the character that begins the text: 1 where it begins none.
 [[nodiscard]] std::size_t character_bytes(std::string_view text);
 
+/// Bytes of the white space that begins the text.
+[[nodiscard]] std::size_t leading_space(std::string_view text);
+/// The text without the white space around it, as Python's strip() has it.
+[[nodiscard]] std::string_view stripped(std::string_view text);
+
 }  // namespace serve
