@@ -252,8 +252,9 @@ void print_how_to_talk(const Served& served, const std::string& address, bool ke
   const char* path = served.chat != nullptr ? "/v1/chat/completions" : "/v1/completions";
   const char* body = served.chat != nullptr
                          ? R"({"messages": [{"role": "user", "content": "Why is the sky blue?"}], )"
-                           R"("stream": true})"
-                         : R"({"prompt": "Once upon a time", "max_tokens": 50, "stream": true})";
+                           R"("temperature": 0, "stream": true})"
+                         : R"({"prompt": "Once upon a time", "max_tokens": 50, "temperature": 0, )"
+                           R"("stream": true})";
   fmt::print("{}  {} at {}\n", examples::bold("serving"), served.name, address);
   fmt::print("         / is a page to look at, /v1 is OpenAI's API, /metrics are for Prometheus\n");
   fmt::print("{}      curl -N {}{}{} -H 'Content-Type: application/json' -d '{}'\n",

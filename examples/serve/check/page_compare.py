@@ -129,9 +129,13 @@ def check_compare(browser, url, pictures=None, page=None):
         assert browser.ask(outline) == "solid", "where the focus is cannot be seen"
         browser.press("Enter")
         assert browser.ask("$('run').textContent") == "Stop"
+        browser.wait_for("/Both runs take about \\d+ (s|minutes)\\.$/.test($('verdict').textContent)")
+        promised, start = browser.ask("expected"), time.monotonic()
         browser.ask("$('ask').value = 'Hello?'; send(); many(); true")
         assert "comparison" in browser.ask("$('state').textContent") and browser.ask("running") == 0
         browser.wait_for(ENDED)
+        took = time.monotonic() - start
+        assert promised / 4 < took < promised * 4 + 1, f"{took:.1f} s, and {promised:.1f} were promised"
         assert not browser.ask("$('verdict').classList.contains('wrong')"), browser.ask("$('verdict').textContent")
         new = check_requests(browser)
         assert not new & salts, "a salt was used before"
@@ -142,6 +146,12 @@ def check_compare(browser, url, pictures=None, page=None):
         assert browser.ask(seen.format(3, "node.parent === 0 && node.sequences === 1", 5)), "five never had their own"
         assert browser.ask("$('run').textContent") == "Compare again"
         browser.ask("window.fetch = original; true")
+    # What is shared is no longer what the page came with: it says so.
+    for system, words in (("Be brief.", "The system message was shortened, to 9 characters of 2,"), ("", "There is no system message now")):
+        browser.ask(f"$('system').value = {json.dumps(system)}; true")
+        verdict = press_and_wait(browser)
+        assert words in verdict, f"{verdict}: expected {words}"
+    browser.ask("$('system').value = $('system').defaultValue; true")
 
 
 def press_and_wait(browser, answers="({})"):
@@ -239,6 +249,8 @@ FAULTS = [
     ("if (choice.cut_off) throw", "if (choice.cut) throw", check_wrong),
     ("if (!whole || !usage) throw", "if (!whole && false) throw", check_wrong),
     ("  comparison = null;\n", "", check_wrong),
+    ("expected = await warmUp(stop.signal);", "await warmUp(stop.signal);", check_compare),
+    ("return left >= own ?", "return left >= 0 ?", check_compare),
 ]
 
 
