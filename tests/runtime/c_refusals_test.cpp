@@ -1,6 +1,6 @@
 // What the C interface refuses: every kind of bad input, named as chunkattn.h names it, before
 // anything is computed. And what it asks of the C++ front: attention in these tests computes
-// nothing, but notes what it is asked for.
+// nothing, but notes and checks what it is asked for.
 #include <doctest/doctest.h>
 
 #if !defined(_WIN32)
@@ -31,6 +31,8 @@
   X(64, 64, chunkattn::bfloat16, chunkattn::bfloat16)
 #define CHUNKATTN_C_EXTERN_KERNELS
 #include "chunkattn/c/chunkattn.ipp"
+#include "chunkattn/detail/cpu/checks.hpp"
+#include "chunkattn/detail/kv/checks.hpp"
 #include "support/forked.hpp"
 #include "support/random.hpp"
 
@@ -53,17 +55,23 @@ class Noting final : public AnyAttention {
   std::span<const std::string_view> variants() const noexcept override { return {}; }
   void prepare(const LiveView&, void*) override {}
   void prepare(const AnyKvView&, const LiveView&, const AnyVariant&, void*) override {}
-  void write(const AnyKvView&, const LiveView&, const ConstElements&, const ConstElements&,
-             void*) override {
-    note();
+  void write(const AnyKvView& layer, const LiveView& plan, const ConstElements&,
+             const ConstElements&, void*) override {
+    note(layer, plan);
   }
-  void run(const AnyKvView&, const LiveView&, const ConstElements&, const Elements&,
+  void run(const AnyKvView& layer, const LiveView& plan, const ConstElements&, const Elements&,
            const RunOptions&) override {
-    note();
+    note(layer, plan);
   }
 
  private:
-  static void note() {
+  // It refuses what attention refuses, which is in names of C++.
+  static void note(const AnyKvView& layer, const PlanView& plan) {
+    layer.visit([&](const auto& view) {
+      detail::cpu::check_view(view, plan, 16, 16);
+      detail::check_pieces(view, plan);
+      detail::check_writes(view, plan);
+    });
     ++calls;
     if (interrupt) interrupt();
   }
@@ -264,7 +272,7 @@ std::vector<Bad> bad_inputs() {
   bad(build, aligned("tables", 8), [](Input& i) { i.tables_given = shifted(&i.tables); });
   bad(build, "tables.num_sequences = -1: expected a count",
       [](Input& i) { i.tables.num_sequences = -1; });
-  for (const std::int64_t stride : {std::int64_t{-2}, std::int64_t{1} << 61, huge})
+  for (const std::int64_t stride : {std::int64_t{-2}, huge / 4 / 2 + 1, huge / 4 + 1, huge})
     bad(build,
         "tables.stride = " + std::to_string(stride) +
             ": expected a count of page ids that memory holds",
@@ -341,6 +349,9 @@ std::vector<Bad> bad_inputs() {
         bad(layered, name + std::to_string(stride) + ": expected rows within the address space",
             put(stride));
     }
+  bad(layered, "layer.k_strides[0] = 128: expected rows within the address space", [](Input& i) {
+    i.layer.k = reinterpret_cast<void*>(std::numeric_limits<std::uintptr_t>::max() - 255);
+  });
   for (const std::ptrdiff_t shift : {0, 15, -15})
     bad(written, "layer.v = memory of layer.k: expected memory of V of its own", [=](Input& i) {
       i.layer.k = i.memory.data() + 16;
@@ -565,7 +576,9 @@ TEST_CASE("every bad input is refused by its name in C, and nothing is computed"
   chunkattn_sharing sharing{};
   REQUIRE(chunkattn_plan_sharing(input.plan, &sharing) == 0);
   CHECK(sharing.num_tokens == 2);
+  CHECK(sharing.num_segments == 3);
   CHECK(sharing.pages_read == 3);
+  CHECK(sharing.pages_alone == 4);
   CHECK(chunkattn_plan_sharing(input.plan, nullptr) == 1);
   CHECK(std::string(chunkattn_error()) == "sharing = null: expected not null");
   CHECK(chunkattn_plan_sharing(nullptr, &sharing) == 1);
@@ -646,6 +659,16 @@ TEST_CASE("good inputs at their edges are taken") {
     i.layer.k = i.memory.data();
     i.layer.v = i.memory.data() + 4 * 128;
   });
+  taken(run, [](Input& i) {  // between the heads of a page
+    i.memory.resize(2000);
+    for (std::int64_t* const strides : {i.layer.k_strides, i.layer.v_strides}) {
+      strides[0] = 200;
+      strides[1] = 100;
+    }
+    i.layer.k = i.memory.data();
+    i.layer.v = i.memory.data() + 1000;
+    i.lse = i.memory.data() + 64 + 5;
+  });
   // Between the pages of a layer: other layers' pages, or whatever the engine has there.
   taken(run, [](Input& i) {
     i.memory.resize(3 * 1000);
@@ -661,9 +684,27 @@ TEST_CASE("good inputs at their edges are taken") {
         i.layer.k = i.memory.data() + 16;
         i.layer.v = i.memory.data() + 16 + shift;
       });
-  taken(store_slots,
-        [](Input& i) { i.slot_list = {11, std::numeric_limits<std::int64_t>::min()}; });
+  for (const std::int64_t slot : {std::int64_t{-2}, std::int64_t{-5}, -huge - 1})
+    taken(store_slots, [=](Input& i) { i.slot_list = {11, slot}; });
   taken(store_slots, [](Input& i) { i.num_tokens = 0, i.slots = nullptr, i.k = i.v = nullptr; });
+  // A batch without query tokens asks for nothing.
+  const std::unique_ptr<chunkattn_plan, void (*)(chunkattn_plan*)> empty(
+      chunkattn_plan_create(4, 3, -1), chunkattn_plan_destroy);
+  for (const bool has_sequences : {false, true}) {
+    Input batch;
+    batch.plan = empty.get();
+    batch.starts = {0, 0, 0};
+    if (!has_sequences) batch.tables.num_sequences = 0;
+    REQUIRE_FALSE(objects.call(build, batch));
+    calls = 0;
+    for (const Call which : {store, run})
+      taken(which, [&](Input& i) {
+        i.plan = empty.get();
+        i.q = i.k = i.v = i.out = nullptr;
+        i.num_tokens = 0;
+      });
+    CHECK(calls == 0);
+  }
   // One page, head or token has no next one.
   chunkattn_config one_head = Input().config;
   one_head.num_qo_heads = one_head.num_kv_heads = 1;

@@ -297,7 +297,7 @@ struct Variants {
 };
 
 /// Attention over the plan of a prefix tree, for one size of heads, on some device. One object
-/// serves every layer and is used by one thread at a time. It computes the bits that ChunkAttention
+/// serves every layer and is used by one thread at a time, as ChunkAttention, whose bits it
 /// computes. Calls throw InvalidArgument before anything changes; if a type or a variant was not
 /// compiled, the message lists those that were.
 class AnyAttention {
