@@ -35,11 +35,12 @@ template <int HeadDim, int ValueDim, class Exec>
                     detail::AttentionAccess::engine(attention));
 }
 
-/// CPU: makes NaN of all that runs have left in memory, as an earlier run's NaN might: no later run
-/// may read it before it has written it.
+/// CPU: fills all that runs have left in memory, with NaN or whatever an earlier run might leave:
+/// no later run may read it before it has written it.
 template <int HeadDim, int ValueDim, class Exec>
-void poison_scratch(ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
-  std::visit([](auto& engine) { engine.poison(); }, detail::AttentionAccess::engine(attention));
+void poison_scratch(ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention, float value) {
+  std::visit([&](auto& engine) { engine.poison(value); },
+             detail::AttentionAccess::engine(attention));
 }
 
 /// The largest rounding errors of products by dot products over int8 K and V: queries are 16-bit

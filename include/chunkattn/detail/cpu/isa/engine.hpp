@@ -71,11 +71,10 @@ class Engine {
   /// How the last run() was cut into tasks.
   [[nodiscard]] const Schedule& schedule() const noexcept { return schedule_; }
 
-  /// Makes NaN of what was left in memory that calls write before they read it: see
-  /// LineState::poison().
-  void poison() noexcept {
-    for (State& worker : workers_) worker.poison();
-    partials_.poison();
+  /// Fills what was left in memory that calls write before they read it: see LineState::poison().
+  void poison(float value) noexcept {
+    for (State& worker : workers_) worker.poison(value);
+    partials_.poison(value);
   }
 
   /// Whether products over K and V of T go through tiles, if lines are many. Those of int8 are

@@ -101,8 +101,8 @@ class LineState {
     capacity_ = lines;
   }
 
-  /// Makes all of it NaN: a test then notices what is read before it is written.
-  void poison() noexcept { std::fill_n(reinterpret_cast<char*>(memory_.get()), 4 * size_, '\xff'); }
+  /// Fills all of it, so that a test notices what is read before it is written.
+  void poison(float value) noexcept { std::fill_n(memory_.get(), size_, value); }
 
   [[nodiscard]] Total merged_line(int line) const noexcept {
     return {merged + static_cast<std::ptrdiff_t>(line) * Total::stride};

@@ -41,8 +41,8 @@ class PartialResults {
     if (!ordered) clear(memory_.data(), static_cast<std::ptrdiff_t>(lines));
   }
 
-  /// Makes all results NaN, between calls: see LineState::poison().
-  void poison() noexcept { std::fill(memory_.begin(), memory_.end(), simd::bits_as<float>(~0u)); }
+  /// Fills all results, between calls: see LineState::poison().
+  void poison(float value) noexcept { std::fill(memory_.begin(), memory_.end(), value); }
 
   /// Makes `count` results empty.
   static void clear(float* results, std::ptrdiff_t count) noexcept {
