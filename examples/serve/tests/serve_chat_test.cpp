@@ -140,6 +140,21 @@ TEST_CASE("what a model has no form for is refused by message, role and what was
         "messages[0].tool_calls = 2 of them: expected one, as this model asks for");
 }
 
+TEST_CASE("where Mistral's versions have a system message, and Phi-3.5 none that says nothing") {
+  CHECK(joined(written_by("mistral_0_2").prompt(talk)) ==
+        "<s> [INST] Be brief.\n\n Hi  [/INST] Hello.</s> [INST] Bye [/INST]");
+  CHECK(joined(written_by("mistral_0_3").prompt(talk)) ==
+        "<s>[INST]  Hi [/INST] Hello.</s>[INST] Be brief.\n\nBye[/INST]");
+  const ChatTemplate spaced =
+      recognised("{{ '[INST] ' + ' [/INST]' }} {{ message['content'] + eos_token + ' ' }}");
+  CHECK(joined(spaced.prompt(std::span(talk).subspan(1))) ==
+        "<s>[INST]  Hi  [/INST]Hello.</s> [INST] Bye [/INST]");
+  const std::vector<Message> silent{{"system", ""}, {"user", "Hi"}};
+  CHECK(joined(written_by("phi3_5").prompt(silent)) == "<|user|>\nHi<|end|>\n<|assistant|>\n");
+  CHECK(joined(written_by("phi3").prompt(silent)) ==
+        "<|system|>\n<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n");
+}
+
 TEST_CASE("Llama 3.2 is told the day, 3.1 a day that does not change") {
   const std::vector<Message> one{{"user", "Hi"}};
   CHECK(joined(written_by("llama3_1").prompt(one)).find("Today Date: 26 Jul 2024\n\n") !=
@@ -255,6 +270,7 @@ TEST_CASE("unknown templates and roles are refused in words") {
         "{{'[INST]' + message['content'] + '[/INST]' + system_message}} message['content'] + "
         "eos_token",
         "{{bos_token + '[INST]' + '[/INST]'}} message['content'] + eos_token", "<|user|> <|end|>",
+        "{{'[SYSTEM_PROMPT]' + '[INST]' + '[/INST]'}} message['content'] + eos_token",
         "{{'<|' + message['role'] + '|>' + message['content'] + '<|end|>'}} <|user|>", "",
         "<|start_header_id|> <|eot_id|> Cutting Knowledge Date: {{date}}",
         "<|start_header_id|> <|eot_id|> 'Cutting Knowledge Date: December 2023\\n' + date"}) {
