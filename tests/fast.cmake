@@ -61,7 +61,7 @@ chunkattn_fast_program(fast_tiers OPTIONS -O0
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -Og
   TESTS cuda_write_test cuda_attention_test cuda_emulator_test cuda_front_test cuda_same_code_test)
 chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -Og
-  TESTS cuda_checks_test cuda_driver_test cuda_model_test cuda_schedule_test cuda_transfer_test)
+  TESTS cuda_checks_test cuda_driver_test cuda_failures_test cuda_model_test cuda_schedule_test cuda_transfer_test)
 chunkattn_fast_program(fast_cuda_kernels SCALE 0.3 OPTIONS -Og
   TESTS cuda_kernels_test cuda_large_tiles_test cuda_quantized_test)
 chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -Og

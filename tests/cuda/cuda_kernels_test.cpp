@@ -340,6 +340,36 @@ TEST_CASE("a task waits for partial results that another block is late with") {
   }
 }
 
+TEST_CASE("a task waits for the partial results of each tile that its rows are in") {
+  // Twelve query heads of each of six sequences: the last one's rows are in two tiles of 64.
+  test::Random random(14);
+  const test::RandomPlan plan = test::make_two_level_plan(6, 400, 16);
+  test::KvStorage<half> storage(plan.num_chunks, 1, plan.chunk_size, 64);
+  test::fill_kv(random, plan, storage.view);
+  const auto q = random_queries<half>(random, 6 * 12 * 64);
+  chunkattn::detail::cuda::CostModel model = simt::eager_model();
+  model.most_tile_rows = chunkattn::detail::cuda::usual_tile_rows;
+  model.num_blocks = 1;
+  std::vector<half> first;
+  for (const int blocks : {1, 3, 8, 20}) {  // of many the tiles' blocks have nothing else
+    simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, random.bits(),
+                                blocks};
+    const auto got = simt::attention_step<half, 64>(storage.view, plan.view(),
+                                                    std::span<const half>(q), model, 2, blocks);
+    int in_two_tiles = 0;
+    for (const auto& task : got.scheduler.tasks())
+      for (int m = 0; task.chunk_first == 0 && m < task.merge_count; ++m) {
+        const auto& merge = got.scheduler.merges()[static_cast<std::size_t>(task.merge_begin + m)];
+        const int begin = task.row_begin - merge.row_begin;
+        in_two_tiles +=
+            (begin >> merge.tile_bits) < ((begin + task.row_count - 1) >> merge.tile_bits);
+      }
+    CHECK(in_two_tiles > 0);
+    if (first.empty()) first = got.out;
+    CHECK(got.out == first);
+  }
+}
+
 TEST_CASE("partial results join in the order of the path") {
   using namespace chunkattn::detail::cuda;
   constexpr int most = 9, dim = 16;
@@ -692,6 +722,10 @@ TEST_CASE("infinite logits: -inf has no weight, +inf gives NaN") {
       if (!all) continue;
       CHECK(got.lse[first] == -inf);
       CHECK(chunkattn::to_float(got.out[first * 16]) == 0.0f);
+      // Nor has its value, where nothing else of the row has a weight.
+      const auto place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
+      problem.kv.view.v_row(place.chunk, 0, place.begin)[3] = chunkattn::to_half(inf);
+      CHECK(chunkattn::to_float(run().out[first * 16 + 3]) == 0.0f);
     }
     set_logit(row, random.uniform(0, plan.row_kv_len[row] - 1), inf);
     const auto got = run();

@@ -2,10 +2,12 @@
 // double-precision oracle, with variants, and row copies of forks.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/debug/attention.hpp"
@@ -151,4 +153,50 @@ TEST_CASE("a scale of NaN reaches the rows that see its token, and no others") {
   }
   CHECK(wrong == 0);
   engine.steps.clear();
+}
+
+TEST_CASE(
+    "K/V of 8 bits, whose kernels have no large tiles, are not captured over a list of such") {
+  simt::current_schedule() = {};
+  const int sms = std::exchange(simt::device().sms, 1);
+  {
+    simt::Engine engine(86);
+    KvCache<Cuda, std::int8_t> bytes(engine.tree, {1, kv_heads, head_dim});
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(0, 40)));
+    engine.begin();
+    engine.add(0, 40);
+    engine.build();
+    simt::Step& step = engine.new_step();
+    const auto layer = bytes.layer(0);
+    const auto run = [&] {
+      engine.attention->run(layer, engine.view, std::span<const half>(step.q->span()),
+                            step.out->span(), {.lse = step.lse->span(), .stream = &engine.stream});
+    };
+    engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+    const auto& tasks = plan_upload_of(*engine.attention).scheduler().tasks();
+    const auto is_large = [](const auto& task) {
+      return task.tile_rows > detail::cuda::usual_tile_rows;
+    };
+    REQUIRE(std::any_of(tasks.begin(), tasks.end(), is_large));
+    engine.stream.drain();
+    {
+      simt::Graph graph(engine.stream);
+      CHECK_THROWS_WITH_AS(run(), doctest::Contains("stream = capturing: expected prepare(layer"),
+                           InvalidArgument);
+      CHECK_NOTHROW(graph.end());
+      CHECK(graph.size() == 0);
+    }
+    engine.attention->prepare(layer, engine.view, NoVariant{}, &engine.stream);
+    CHECK(std::none_of(tasks.begin(), tasks.end(), is_large));
+    simt::Graph graph(engine.stream);
+    run();
+    graph.end();
+    graph.replay();
+    engine.stream.drain();
+    const auto reference =
+        reference_attention(layer, step.plan.view(), std::span<const half>(step.q->span()));
+    CHECK(compare_with_reference(reference, std::span<const half>(step.out->span()), 0x1p-11).ok());
+    engine.steps.clear();
+  }
+  simt::device().sms = sms;
 }

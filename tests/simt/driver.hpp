@@ -109,6 +109,7 @@ struct Device {
   std::string failing_call;
   cudaError_t failure = cudaSuccess;
   int calls_before_failure = 0;
+  int any_before_failure = -1;  // calls of any name; negative: none fails
   int count = 2, current = 0, major = 9, sms = 2, shared_per_block = 232448, shared_per_sm = 233472;
   int driver_version = 13000;
   int blocks_by_registers = 2;  // of a multiprocessor
@@ -133,6 +134,7 @@ struct Device {
   cudaError_t called(const char* name) {
     ++calls[name];
     if (interrupt) interrupt();
+    if (any_before_failure >= 0 && any_before_failure-- == 0) return result(failure);
     if (failing_call == name && calls_before_failure-- == 0) {
       failing_call.clear();
       return result(failure);
@@ -164,6 +166,11 @@ struct Device {
     failing_call = name;
     failure = error;
     calls_before_failure = after;
+  }
+  /// Lets the next call but `after` fail, whichever that is.
+  void fail_any(cudaError_t error, int after) {
+    failure = error;
+    any_before_failure = after;
   }
   const Range* find(const void* pointer) const {
     auto next = memory.upper_bound(static_cast<const unsigned char*>(pointer));
@@ -234,8 +241,9 @@ class Graph {
     device().capturing = nullptr;
     if (device().capture_broken) throw std::runtime_error("simt: the capture is invalid");
   }
-  void replay() {
-    for (const Operation& operation : operations_) stream_.enqueue(operation);
+  void replay() { replay(stream_); }
+  void replay(Stream& on) {
+    for (const Operation& operation : operations_) on.enqueue(operation);
   }
   std::size_t size() const { return operations_.size(); }
 

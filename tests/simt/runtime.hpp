@@ -74,12 +74,13 @@ inline cudaError_t cudaGetDevice(int* device) {
 inline cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= simt::device().count)
     return simt::device().result(cudaErrorInvalidDevice);
-  simt::device().current = device;
-  return simt::device().called("cudaSetDevice");
+  const cudaError_t result = simt::device().called("cudaSetDevice");
+  if (result == cudaSuccess) simt::device().current = device;
+  return result;
 }
 inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   std::swap(*mode, simt::device().capture_mode);
-  return simt::device().called("cudaThreadExchangeStreamCaptureMode");
+  return cudaSuccess;  // nothing but the argument can be wrong
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   const simt::Device& device = simt::device();
@@ -165,9 +166,11 @@ inline cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  const cudaError_t result = simt::device().called("cudaEventCreateWithFlags");
+  if (result != cudaSuccess) return result;
   *event = new simt::Event;
   (*event)->device = simt::device().current;
-  return simt::device().called("cudaEventCreateWithFlags");
+  return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;  // waits for nobody

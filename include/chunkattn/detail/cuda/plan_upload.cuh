@@ -153,7 +153,7 @@ class PlanUpload {
 
   /// The device may still be copying from pinned memory.
   ~PlanUpload() {
-    for (Event& event : events_) (void)event.try_wait();
+    for (Event& event : events_) forget_error(event.try_wait());
   }
   PlanUpload(const PlanUpload&) = delete;
   PlanUpload& operator=(const PlanUpload&) = delete;
@@ -180,10 +180,13 @@ class PlanUpload {
   /// without them uses the list that hides nothing, that has none from then on.
   int schedule_for(const HiddenKeys& hidden, bool large_tiles, const PlanView& plan, bool capturing,
                    cudaStream_t stream) {
-    if (hidden.none() && !large_tiles) leave_large_tiles(plan, capturing, stream);
+    if (hidden.none() && !large_tiles) leave_large_tiles(plan, stream);
     int i = schedules_.find(hidden);
     if (i < 0) {
-      if (capturing) fail_capturing();
+      if (capturing)
+        detail::fail_argument("stream", "capturing",
+                              "prepare(layer, plan, variant, stream) before the capture: no other "
+                              "call has used this window yet");
       i = schedules_.replaceable();
       if (i < 0)
         detail::fail_argument("limits.max_windows", limits_.max_windows,
@@ -336,13 +339,13 @@ class PlanUpload {
   }
 
   // Makes the lists that have changed and copies all that has. What stands on the device is known
-  // again when its plan is remembered.
+  // again when its plan is remembered: a call that fails here leaves nothing to build upon.
   void replace(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
-    for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
+    segments_ = nullptr;
+    for (int i = 0; i < schedules_.count(); ++i)
       if (changes.has_list(i)) build(i, plan, schedules_[i].hidden);
     for (int i = 0; i < schedules_.count(); ++i)
       if (changes.has_list(i)) std::swap(schedules_[i], made_[to_size(i)]);
-    segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
     upload(plan, changes, stream);
   }
 
@@ -358,21 +361,15 @@ class PlanUpload {
     ++counts_.schedules;
   }
 
-  void leave_large_tiles(const PlanView& plan, bool capturing, cudaStream_t stream) {
+  // Not inside a capture: the kernel of such a call was loaded by one before, which came here, too.
+  void leave_large_tiles(const PlanView& plan, cudaStream_t stream) {
     model_.most_tile_rows = usual_tile_rows;
     const auto is_large = [](const Task& task) { return task.tile_rows > usual_tile_rows; };
     if (std::none_of(scheduler().tasks().begin(), scheduler().tasks().end(), is_large)) return;
-    if (capturing) fail_capturing();
-    segments_ = nullptr;  // whatever fails here: the next prepare() makes all lists anew
     Changes changes;
     changes.list(0);
     replace(plan, changes, stream);
     remember(plan);
-  }
-  [[noreturn]] static void fail_capturing() {
-    detail::fail_argument("stream", "capturing",
-                          "prepare(layer, plan, variant, stream) before the capture: no other call "
-                          "has used this kind of kernel or this window yet");
   }
 
   // Does the advancing kernel lead from what the device has to `plan`?

@@ -48,7 +48,7 @@ class OutsideCaptures {
   OutsideCaptures() noexcept
       : changed_(cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess) {}
   ~OutsideCaptures() {
-    if (changed_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+    if (changed_) forget_error(cudaThreadExchangeStreamCaptureMode(&mode_));
   }
   OutsideCaptures(const OutsideCaptures&) = delete;
   OutsideCaptures& operator=(const OutsideCaptures&) = delete;
@@ -72,7 +72,7 @@ class CurrentDevice {
     if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
   }
   ~CurrentDevice() {
-    if (changed_) (void)cudaSetDevice(before_);
+    if (changed_) forget_error(cudaSetDevice(before_));
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
@@ -106,7 +106,7 @@ struct OnDevice {
   }
   void operator()(std::byte* memory) const noexcept {
     const OutsideCaptures outside;
-    (void)cudaFree(memory);
+    forget_error(cudaFree(memory));
   }
 };
 using DeviceMemory = OwnedMemory<OnDevice>;
@@ -121,7 +121,7 @@ struct Pinned {
   }
   void operator()(std::byte* memory) const noexcept {
     const OutsideCaptures outside;
-    (void)cudaFreeHost(memory);
+    forget_error(cudaFreeHost(memory));
   }
 };
 using PinnedMemory = OwnedMemory<Pinned>;
@@ -157,7 +157,7 @@ class Event {
  private:
   struct Destroy {
     using pointer = cudaEvent_t;
-    void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
+    void operator()(cudaEvent_t event) const noexcept { forget_error(cudaEventDestroy(event)); }
   };
   std::unique_ptr<cudaEvent_t, Destroy> event_;
 };
