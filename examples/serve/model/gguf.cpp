@@ -190,7 +190,6 @@ void Gguf::read_tensors(FieldReader& reader, std::uint64_t count) {
   };
   const std::size_t size = file_.bytes().size();
   const std::size_t data = std::min(aligned(reader.position()), size);
-  std::size_t end = reader.position();
   for (const Entry& entry : entries) {
     const Block block = block_of(entry.tensor->type);
     const std::size_t bytes =
@@ -203,11 +202,7 @@ void Gguf::read_tensors(FieldReader& reader, std::uint64_t count) {
                   "to lie within the " + std::to_string(size - data) +
                       " bytes of data; the file may be truncated");
     entry.tensor->bytes = file_.bytes().subspan(data + entry.offset, bytes);
-    end = std::max(end, data + entry.offset + bytes);
   }
-  if (size > aligned(end))
-    reader.fail("file size", std::to_string(size),
-                "at most " + std::to_string(aligned(end)) + ": it is oversized for its tensors");
 }
 
 /// Each part says which one it is, of how many; the first has the keys, all have tensors.

@@ -86,8 +86,8 @@ void read_windows(const Keys& keys, const Architecture& architecture, Config& c)
   c.global_every = 6;
   keys.only("attention.sliding_window_pattern", c.global_every);
   c.local_rope_base = keys.real("rope.freq_base_swa", 10000);
-  if (!(c.local_rope_base >= 1))
-    keys.fail("rope.freq_base_swa", std::to_string(c.local_rope_base), "1 or more");
+  if (!(c.local_rope_base >= 1 && c.local_rope_base <= 1e12f))
+    keys.fail("rope.freq_base_swa", std::to_string(c.local_rope_base), "1 to 1e12");
 }
 
 Config read_config(const Gguf& gguf, const Architecture& architecture) {

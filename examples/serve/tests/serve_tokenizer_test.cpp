@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -306,6 +307,16 @@ TEST_CASE("tokenizers that cannot be right are refused by their key") {
                    w.template numbers<float>("tokenizer.ggml.scores", 6, {0});
                  }),
                  "tokenizer.ggml.tokens[0] = <0xZZ>: expected the name of a byte"));
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  for (const float score : {std::numeric_limits<float>::quiet_NaN(), inf, -inf})
+    CHECK(contains(
+        refused_key([&](auto& w) {
+          w.text("tokenizer.ggml.model", "llama");
+          w.texts("tokenizer.ggml.tokens", {"a", "b"});
+          w.template numbers<std::int32_t>("tokenizer.ggml.token_type", 5, {1, 1});
+          w.template numbers<float>("tokenizer.ggml.scores", 6, {0, score});
+        }),
+        "tokenizer.ggml.scores[1] = " + std::to_string(score) + ": expected a finite number"));
 }
 
 TEST_CASE("a llama2.c tokenizer file is checked too") {
@@ -327,6 +338,9 @@ TEST_CASE("a llama2.c tokenizer file is checked too") {
     CHECK(contains(said({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)}, 4),
                    "truncated"));
   CHECK(contains(said(test::Bytes(40, 0), 4), "max_token_length = 0"));
+  test::Bytes nan = good;
+  nan[6] = 0xc0, nan[7] = 0x7f;  // the upper half of the first score
+  CHECK(contains(said(nan, 4), "piece 0 (score) = nan: expected a finite number"));
   test::Bytes negative = good;
   negative[11] = 0xff;  // the top byte of the first piece's length
   CHECK(contains(said(negative, 4), "piece 0 (length) = -"));

@@ -1,4 +1,5 @@
 // Tokenizers from files.
+#include <cmath>
 #include <limits>
 #include <string>
 #include <unordered_map>
@@ -122,8 +123,14 @@ std::unique_ptr<Tokenizer> read_sentence_piece(const Gguf& gguf) {
   const std::vector<TokenType> types = read_types(gguf);
   const auto tokens = gguf.texts(tokens_key);
   SentencePiece::Vocabulary vocabulary;
-  for (const double score : numbers_of_tokens(gguf, "tokenizer.ggml.scores"))
-    vocabulary.scores.push_back(static_cast<float>(score));
+  constexpr const char* scores_key = "tokenizer.ggml.scores";
+  for (const double number : numbers_of_tokens(gguf, scores_key)) {
+    const auto score = static_cast<float>(number);
+    if (!std::isfinite(score))
+      gguf.fail(at(scores_key, vocabulary.scores.size()), std::to_string(number),
+                "a finite number");
+    vocabulary.scores.push_back(score);
+  }
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const int byte = SentencePiece::byte_of(tokens[i]);
     if (types[i] == TokenType::byte && byte < 0)
@@ -173,7 +180,10 @@ std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::string& path, int v
   SentencePiece::Vocabulary vocabulary;
   for (int i = 0; i < vocab_size; ++i) {
     const std::string field = "piece " + std::to_string(i);
-    vocabulary.scores.push_back(reader.number<float>(field + " (score)"));
+    const auto score = reader.number<float>(field + " (score)");
+    if (!std::isfinite(score))
+      reader.fail(field + " (score)", std::to_string(score), "a finite number");
+    vocabulary.scores.push_back(score);
     const auto length = reader.number<std::int32_t>(field + " (length)");
     if (length < 0 || length > 4096)
       reader.fail(field + " (length)", std::to_string(length), "0 to 4096");
