@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -30,6 +31,7 @@
 #include "bench/decode_case.hpp"
 #include "bench/machine.hpp"
 #include "chunkattn/chunk_attention.hpp"
+#include "examples/support/json_text.hpp"
 
 using namespace chunkattn;
 
@@ -339,7 +341,7 @@ std::vector<TreeShape> read_trees(const std::string& path) {
   std::vector<TreeShape> trees;
   std::ifstream file(path);
   if (!file) return trees;
-  const auto document = nlohmann::json::parse(file);
+  const auto document = examples::read_json(std::string(std::istreambuf_iterator<char>(file), {}));
   for (const auto& tree : document.at("trees"))
     trees.push_back({tree.at("nodes_per_level"), tree.at("tokens_per_node")});
   return trees;

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "examples/support/json_text.hpp"
+
 namespace replay {
 namespace {
 
@@ -82,10 +84,12 @@ std::vector<TracedRequest> read_trace(const std::string& file) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {
       const double earliest = requests.empty() ? 0 : requests.back().timestamp;
-      requests.push_back(request_of(Json::parse(line), earliest, numbers));
-    } catch (const Json::parse_error& error) {  // whose own text counts lines, too
+      requests.push_back(request_of(examples::read_json(line), earliest, numbers));
+    } catch (const examples::JsonError& error) {  // whose own text counts lines, too
       throw std::runtime_error(
-          fmt::format("{}:{}: no JSON object at column {}", file, number, error.byte));
+          error.is_syntax()
+              ? fmt::format("{}:{}: no JSON object at column {}", file, number, error.byte())
+              : fmt::format("{}:{}: {}", file, number, error.what()));
     } catch (const std::exception& error) {
       throw std::runtime_error(fmt::format("{}:{}: {}", file, number, error.what()));
     }

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <chunkattn/chunkattn.hpp>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -17,6 +15,7 @@
 #include "../support/table.hpp"
 #include "commands.hpp"
 #include "loaded_model.hpp"
+#include "model/json_file.hpp"
 #include "parallel/parallel_engine.hpp"
 #include "ranks/run_rank.hpp"
 
@@ -42,12 +41,6 @@ struct Job {
   std::string weights;  ///< with which the text was recorded; empty: not said
   std::string field;    ///< where it stands; empty: on the command line
 };
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw FileError(path + ": cannot be opened");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 Job read_job(const nlohmann::json& entry, const std::string& field, int max_tokens) {
   const auto count = [&](const char* name, int least) {
@@ -82,15 +75,13 @@ std::vector<Job> read_jobs(const Arguments& arguments) {
   for (const std::string& prompt : arguments.prompts)
     jobs.push_back({prompt, {}, arguments.max_tokens, {}, {}, {}, {}});
   if (!arguments.prompts_file.empty()) {
-    try {
-      const auto document = nlohmann::json::parse(read_text(arguments.prompts_file));
-      for (const auto& entry : document.get<std::vector<nlohmann::json>>())
-        jobs.push_back(read_job(entry, fmt::format("{}: [{}]", arguments.prompts_file, jobs.size()),
-                                arguments.max_tokens));
-    } catch (const nlohmann::json::exception& error) {
-      const std::string text = error.what();  // "[its name and number] parse error at ..."
-      throw FileError(arguments.prompts_file + ": JSON: " + text.substr(text.find(' ') + 1));
-    }
+    with_json(arguments.prompts_file, read_text(arguments.prompts_file),
+              [&](const nlohmann::json& document) {
+                for (const auto& entry : document.get<std::vector<nlohmann::json>>())
+                  jobs.push_back(
+                      read_job(entry, fmt::format("{}: [{}]", arguments.prompts_file, jobs.size()),
+                               arguments.max_tokens));
+              });
   }
   if (jobs.empty()) throw examples::UsageError("expected --prompts FILE.json or --prompt TEXT");
   if (arguments.check &&

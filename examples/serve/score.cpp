@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -15,6 +14,7 @@
 #include "commands.hpp"
 #include "loaded_model.hpp"
 #include "model/forward.hpp"
+#include "model/json_file.hpp"
 
 namespace serve {
 
@@ -70,15 +70,9 @@ Scores score(const std::vector<int>& tokens, const Model& model, Products& produ
 }
 
 std::vector<std::vector<int>> read_sequences(const std::string& path, const Config& config) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw FileError(path + ": cannot be opened");
-  std::vector<std::vector<int>> sequences;
-  try {
-    sequences = nlohmann::json::parse(file).get<std::vector<std::vector<int>>>();
-  } catch (const nlohmann::json::exception& error) {
-    const std::string text = error.what();
-    throw FileError(path + ": JSON: " + text.substr(text.find(' ') + 1));
-  }
+  const auto sequences = with_json(path, read_text(path), [](const nlohmann::json& json) {
+    return json.get<std::vector<std::vector<int>>>();
+  });
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     if (sequences[i].empty() ||
         sequences[i].size() > static_cast<std::size_t>(config.max_positions))

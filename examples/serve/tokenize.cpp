@@ -1,7 +1,6 @@
 // serve tokenize: the tokens of a list of texts as JSON, for comparing with other tokenizers.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "../support/options.hpp"
 #include "commands.hpp"
+#include "model/json_file.hpp"
 #include "text/tokenizer.hpp"
 
 namespace serve {
@@ -24,18 +24,13 @@ int tokenize(int argc, char** argv) {
   if (model.empty() || texts_file.empty())
     throw examples::UsageError("expected both --model FILE and --texts FILE.json");
   const auto tokenizer = read_tokenizer(Gguf(model));
-  std::ifstream file(texts_file, std::ios::binary);
-  if (!file) throw FileError(texts_file + ": cannot be opened");
   auto all = nlohmann::json::array();
-  try {
-    for (const auto& text : nlohmann::json::parse(file)) {
+  with_json(texts_file, read_text(texts_file), [&](const nlohmann::json& texts) {
+    for (const auto& text : texts) {
       const TextPart part{text.get<std::string>(), !content};
       all.push_back(tokenizer->encode({&part, 1}));
     }
-  } catch (const nlohmann::json::exception& error) {
-    const std::string text = error.what();
-    throw FileError(texts_file + ": JSON: " + text.substr(text.find(' ') + 1));
-  }
+  });
   fmt::print("{}\n", all.dump());
   return 0;
 }

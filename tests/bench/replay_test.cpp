@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/programs.hpp"
+#include "tests/support/nested_json.hpp"
 
 using test::Outcome;
 
@@ -149,6 +150,15 @@ TEST_CASE("what is not understood is refused, with its line") {
     CHECK(outcome.status == 1);
     CHECK(outcome.says(file.path() + ":4: " + one.says));
   }
+  for (const std::string& nested : test::nested_json())
+    for (const std::string& line :
+         {nested, R"({"timestamp": 11, "output_length": 3, "hash_ids": )" + nested + "}",
+          R"({"timestamp": 11, "output_length": 3, "hash_ids": [)" + nested + "]}"}) {
+      const File file(line);
+      const Outcome outcome = file.replay();
+      CHECK(outcome.status == 1);
+      CHECK(outcome.says(file.path() + ":1: nested more than 32 levels deep"));
+    }
   const Outcome two = File(good + good).replay();  // on a line
   CHECK(two.status == 1);
   CHECK(two.says(":1: no JSON object at column 58"));

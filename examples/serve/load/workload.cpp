@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "../engine/sampling.hpp"
-#include "../model/mapped_file.hpp"
+#include "../model/json_file.hpp"
 
 namespace serve {
 
@@ -52,8 +52,7 @@ std::vector<Arrival> trace_load(const TraceLoad& load) {
     Arrival arrival;
     Request& request = arrival.request;
     request.id = arrivals.size();
-    try {
-      const auto entry = nlohmann::json::parse(line);
+    with_json(where, line, [&](const nlohmann::json& entry) {
       const auto count = [&](const char* name) {
         const auto& value = entry.at(name);
         if (!value.is_number_unsigned() || value > 1u << 30)
@@ -77,10 +76,7 @@ std::vector<Arrival> trace_load(const TraceLoad& load) {
             token_at(blocks.empty() ? 0 : blocks[t / block], 3, t % block, load.vocab_size));
       request.max_length =
           std::min(size + std::max<std::size_t>(output / load.shrink, 1), load.max_length);
-    } catch (const nlohmann::json::exception& error) {
-      const std::string text = error.what();  // "[its name and number] parse error at ..."
-      throw FileError(where + ": JSON: " + text.substr(text.find(' ') + 1));
-    }
+    });
     arrivals.push_back(std::move(arrival));
   }
   return arrivals;

@@ -1,10 +1,10 @@
 // The shape of a model by itself: what is possible, shapes by name and from JSON.
 #include <cmath>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "json_file.hpp"
 #include "load.hpp"
 
 namespace serve {
@@ -44,13 +44,10 @@ void check_shape(const Config& c, const std::string& path, const ShapeNames& nam
 Config read_shape(const std::string& name) {
   if (name == "llama2-7b") return {4096, 11008, 32, 32, 32, 32000, 4096, false, 1e-5f, 10000.0f};
   if (name == "llama3-8b") return {4096, 14336, 32, 32, 8, 128256, 8192, false, 1e-5f, 500000.0f};
-  std::ifstream file(name, std::ios::binary);
-  if (!file)
+  if (!std::ifstream(name))
     throw FileError(name + ": cannot be opened: expected llama2-7b, llama3-8b or a JSON file");
-  const std::string text(std::istreambuf_iterator<char>(file), {});
   Config c;
-  try {
-    const auto json = nlohmann::json::parse(text);
+  with_json(name, read_text(name), [&](const nlohmann::json& json) {
     const auto integer = [&](const char* field, int& value) {
       const auto number = json.at(field).get<double>();
       if (!(std::abs(number) < 1e9) || number != std::floor(number))
@@ -68,10 +65,7 @@ Config read_shape(const std::string& name) {
     c.tied = json.value("tied", c.tied);
     c.norm_eps = json.value("norm_eps", c.norm_eps);
     c.rope_base = json.value("rope_base", c.rope_base);
-  } catch (const nlohmann::json::exception& error) {
-    const std::string what = error.what();  // "[its name and number] key 'dim' not found"
-    throw FileError(name + ": JSON: " + what.substr(what.find(' ') + 1));
-  }
+  });
   check_shape(c, name,
               {"dim", "hidden_dim", "num_layers", "num_qo_heads", "num_kv_heads", "vocab_size",
                "max_positions"});

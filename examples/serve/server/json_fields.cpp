@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "../../support/json_text.hpp"
 #include "api_error.hpp"
 
 namespace serve {
 
 namespace {
 
-constexpr int most_levels = 32;
 constexpr std::size_t most_structures = 1 << 16;
 
 /// A value for a message: short, and never a large tree.
@@ -22,63 +22,21 @@ std::string shown(const nlohmann::json& value) {
   return text.substr(0, end) + "…";
 }
 
-/// Looks through a body and throws what is wrong with it, before anything is built of it. (A
-/// callback of parse() would do, but at the end of each element the library looks through all of
-/// its list then.)
-class Limits final : public nlohmann::json_sax<nlohmann::json> {
- public:
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return enter(); }
-  bool end_object() override { return leave(); }
-  bool start_array(std::size_t) override { return enter(); }
-  bool end_array() override { return leave(); }
-  bool key(string_t& name) override {
-    if (depth_ == 1) field_ = name;
-    return true;
-  }
-  bool parse_error(std::size_t, const std::string&,
-                   const nlohmann::json::exception& error) override {
-    const std::string text = error.what();  // "[its name and number] parse error at ..."
-    const std::string where = field_.empty() ? "" : fmt::format(" (in {} or behind it)", field_);
-    fail(fmt::format("the body is not JSON: {}{}", text.substr(text.find("] ") + 2), where));
-  }
-
- private:
-  bool enter() {
-    if (++depth_ > most_levels)
-      fail(fmt::format("{}: nested more than {} levels deep", where(), most_levels));
-    if (++structures_ > most_structures)
-      fail(fmt::format("{}: expected at most {} lists and objects in a body", where(),
-                       most_structures));
-    return true;
-  }
-  bool leave() {
-    --depth_;
-    return true;
-  }
-  [[nodiscard]] std::string where() const { return field_.empty() ? "the body" : field_; }
-  [[noreturn]] void fail(const std::string& message) const { throw ApiError(400, message, field_); }
-
-  int depth_ = 0;
-  std::size_t structures_ = 0;
-  std::string field_;  // the outermost that was begun last
-};
-
 }  // namespace
 
 nlohmann::json parse_object(std::string_view body) {
-  Limits limits;
-  nlohmann::json::sax_parse(body, &limits);
-  nlohmann::json object = nlohmann::json::parse(body);
-  if (!object.is_object())
+  try {
+    nlohmann::json object = examples::read_json(body, {.structures = most_structures});
+    if (object.is_object()) return object;
     throw ApiError(400, fmt::format("the body is {}: expected an object", object.type_name()));
-  return object;
+  } catch (const examples::JsonError& error) {
+    const std::string& field = error.field();
+    if (!error.is_syntax())
+      throw ApiError(400, fmt::format("{}: {}", field.empty() ? "the body" : field, error.what()),
+                     field);
+    const std::string where = field.empty() ? "" : fmt::format(" (in {} or behind it)", field);
+    throw ApiError(400, fmt::format("the body is not JSON: {}{}", error.what(), where), field);
+  }
 }
 
 bool stands_for_nothing(const nlohmann::json& value) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "http_setup.hpp"
+#include "tests/support/nested_json.hpp"
 #include "tests/support/random.hpp"
 
 using namespace serve;
@@ -199,6 +200,9 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
       {completions, R"({"prompt": "a", "metadata": )" + deep + "}", "metadata",
        "more than 32 levels"},
       {completions, std::string(100'000, '['), "", "more than 32 levels"},
+      {completions, R"({"prompt": )" + test::nested_json()[0] + "}", "prompt",
+       "more than 32 levels"},
+      {completions, test::nested_json()[1], "a", "more than 32 levels"},
       {completions, R"({"prompt": "a")" + std::string(100'000, ' '), "prompt", "not JSON"},
       {completions, "{}", "prompt", "prompt = null: expected a string, or a list of tokens, or a"},
       {completions, R"({"prompt": 7})", "prompt", "prompt = 7"},

@@ -8,6 +8,7 @@
 
 #include "files.hpp"
 #include "model/load.hpp"
+#include "tests/support/nested_json.hpp"
 
 using namespace serve;
 using test::Bytes;
@@ -165,6 +166,9 @@ TEST_CASE("shapes come by name or from a small JSON file") {
                  "num_kv_heads = 3: expected a divisor"));
   CHECK(contains(shape_refusal(good + ", \"norm_eps\": 0}"), "epsilon = 0: expected more than 0"));
   CHECK(contains(shape_refusal("[1"), "JSON: parse error"));
+  for (const std::string& nested : test::nested_json())
+    CHECK(contains(shape_refusal(good + ", \"dim\": " + nested + "}"),
+                   "JSON: nested more than 32 levels deep"));
   CHECK_THROWS_AS((void)read_shape("no-such-model"), FileError);
 }
 

@@ -11,6 +11,7 @@
 #include "files.hpp"
 #include "load/run_load.hpp"
 #include "model/mapped_file.hpp"
+#include "tests/support/nested_json.hpp"
 
 using namespace serve;
 
@@ -191,6 +192,9 @@ TEST_CASE("a trace that is not one is refused by line and field") {
       "\n";
   CHECK(refusal(good).empty());
   CHECK(refusal(good + "nonsense").find("line 2: JSON: parse error") != std::string::npos);
+  for (const std::string& nested : test::nested_json())
+    CHECK(refusal(good + R"({"timestamp": )" + nested + "}")
+              .ends_with("line 2: JSON: nested more than 32 levels deep"));
   CHECK(refusal(R"({"timestamp": 0})").find("key 'hash_ids' not found") != std::string::npos);
   CHECK(
       refusal(R"({"timestamp": -1, "hash_ids": []})").find("timestamp = -1: expected 0 to 2^30") !=

@@ -8,7 +8,9 @@
 #include <string>
 
 #include "files.hpp"
+#include "tests/support/nested_json.hpp"
 #include "tests/support/programs.hpp"
+#include "tiny_gguf.hpp"
 
 namespace {
 
@@ -89,6 +91,19 @@ TEST_CASE("files that are not what they should be are refused by name") {
   expect_failure(1, arguments, "prompts.json: JSON: parse error at line 2");
   prompts.write("{}");
   expect_failure(1, arguments, "prompts.json: JSON: type must be array, but is object");
+  const test::TemporaryFile shape("shape.json"), tokens("tokens.json"), model("model.gguf");
+  shape.write(tiny_shape);
+  model.write(test::tiny_gguf().bytes());
+  for (const std::string& nested : test::nested_json()) {
+    const std::string deep = ".json: JSON: nested more than 32 levels deep";
+    prompts.write("[{\"prompt\": " + nested + "}]");
+    expect_failure(1, arguments, "prompts" + deep);
+    tokens.write("[" + nested + "]");
+    expect_failure(1, "score --random '" + shape.path() + "' --tokens '" + tokens.path() + "'",
+                   "tokens" + deep);
+    expect_failure(1, "tokenize --model '" + model.path() + "' --texts '" + tokens.path() + "'",
+                   "tokens" + deep);
+  }
   prompts.write(R"([{"prompt": "a"}, {"prompt": "b", "max_tokens": 1.5}])");
   expect_failure(1, arguments, "prompts.json: [1].max_tokens = 1.5: expected 0 to 2^24");
   prompts.write(R"([{"prompt": "a", "messages": []}])");
