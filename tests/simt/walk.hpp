@@ -52,7 +52,7 @@ class Walk {
   }
   ~Walk() {
     device().any_before_failure = -1;
-    for (Stream& stream : streams_) stream.queue.clear();
+    for (Stream& one : streams_) one.queue.clear();
   }
   Walk(const Walk&) = delete;
   Walk& operator=(const Walk&) = delete;
