@@ -313,6 +313,14 @@ TEST_CASE("of all checkpoints those go that were not used for longest") {
     CHECK(cache.tree.match_prefix(prompt(i)).cached == 10);
     CHECK(cache.states.find(prompt(i)) == (i == 1 ? 0u : 9u));
   }
+  // To save one that is there is to use it.
+  const auto s = cache.tree.insert(prompt(2));
+  CHECK_FALSE(cache.states.save(s, 9, std::make_shared<const std::uint64_t>(1)));
+  Run<Tree>(cache, prompt(4)).prefill();
+  for (int i = 0; i < 5; ++i) {
+    CAPTURE(i);
+    CHECK(cache.states.find(prompt(i)) == (i < 2 ? 0u : 9u));
+  }
 }
 
 TEST_CASE("a path has not more than it may, and keeps those where paths part") {

@@ -18,11 +18,13 @@
 #include "chunkattn/cache/admission.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/counted_token.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::CountedToken;
 using test::iota;
 using test::refused;
 
@@ -285,6 +287,22 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("tokens of a request that was ranked are not looked at again while nothing changes") {
+  PrefixTree<CountedToken, 4, PoolAllocator, Lru> tree;
+  std::vector<CountedToken> prompt(40);
+  auto s = tree.insert(prompt);
+  for (int i = 1; i < 5; ++i) prompt.push_back({i});  // which the tree does not have
+  AdmissionQueue<decltype(tree)> waiting;
+  waiting.push({prompt});
+  CountedToken::looks = 0;
+  waiting.rank(tree);
+  CHECK(CountedToken::looks >= 40);
+  CountedToken::looks = 0;
+  waiting.rank(tree);
+  CHECK(CountedToken::looks == 0);
+  CHECK(waiting.ranks()[0].pending == 40);
+}
+
 TEST_CASE("no request is overtaken more often than was said") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
   for (const std::size_t most : {std::size_t{0}, std::size_t{1}, std::size_t{5}}) {
@@ -302,6 +320,16 @@ TEST_CASE("no request is overtaken more often than was said") {
         overtaken[waiting.push({texts.back()})] = 0;
       }
       if (prompts.random.uniform(0, 1) == 0 && !live.empty()) live.erase(live.begin());
+      if (prompts.random.uniform(0, 9) < 4) continue;  // so that several wait
+      waiting.rank(tree);
+      if (const auto* next = waiting.next()) {  // the first, where it was overtaken so often
+        std::size_t most_shared = 0;
+        for (const auto& rank : waiting.ranks()) most_shared = std::max(most_shared, rank.shared);
+        if (overtaken.begin()->second >= most)
+          REQUIRE(next->id == overtaken.begin()->first);
+        else
+          REQUIRE(next->shared == most_shared);
+      }
       if (auto joined = waiting.admit(tree)) {
         const auto at = overtaken.find(joined->first);
         REQUIRE(at != overtaken.end());

@@ -36,9 +36,13 @@ struct Published {
 /// Takes what is published of the tree.
 struct Listener {
   std::vector<Published> published;
+  std::optional<std::uint64_t> last{};  // number of an event
   std::optional<CacheEvents<Tree>> events;
   void listen(Tree& tree) {
+    last.reset();
     events.emplace(tree, [this](const CacheEvent& event, std::span<const int> tokens) {
+      if (last) CHECK(event.number == *last + 1);
+      last = event.number;
       published.push_back({event, {tokens.begin(), tokens.end()}});
     });
   }
@@ -159,6 +163,28 @@ TEST_CASE("a prompt that parts from another continues its span at that position"
   CHECK(mirror.match_prefix(iota(10, 9), {.max_reuse = 4}) == 4);
   CHECK(mirror.match_prefix(iota(10, 9), {.name_space = {.tenant = 1}}) == 0);
   CHECK(mirror.num_tokens() == 8);
+}
+
+TEST_CASE("a prompt that is written in part is left before and after that") {
+  for (const std::size_t written : {std::size_t{2}, std::size_t{6}}) {
+    CAPTURE(written);
+    Tree tree({.max_chunks = 1000});
+    Listener listener;
+    listener.listen(tree);
+    auto s = tree.insert(iota(10, 8));
+    s.mark_loaded({0, static_cast<std::int32_t>(written)});
+    auto t = tree.insert(joined(iota(10, 4), {7, 8}));
+    check_invariants(tree);
+    CacheMirror<Tree> mirror;
+    mirror.load(listener.snapshot());
+    CHECK(mirror.match_prefix(iota(10, 8)) == written);
+    test::load(s);
+    test::load(t);
+    check_invariants(tree);
+    mirror.load(listener.snapshot());
+    CHECK(mirror.match_prefix(iota(10, 8)) == 8);
+    CHECK(mirror.match_prefix(joined(iota(10, 4), {7, 8})) == 6);
+  }
 }
 
 TEST_CASE("eviction goes from the ends; clear() is one event") {

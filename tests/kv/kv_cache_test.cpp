@@ -239,6 +239,7 @@ TEST_CASE_TEMPLATE("poison fills one chunk with NaN, in every layer", T, float, 
     for (ChunkIndex s = 0; s < chunks; ++s) std::ranges::fill(bytes_of(l, s), 0x11);
   cache.poison(1);
   cache.poison(static_cast<ChunkIndex>(1 << 20));  // no memory of this cache
+  cache.poison(static_cast<ChunkIndex>(cache.bytes() / cache.bytes_per_chunk()));  // just behind it
   for (int l = 0; l < 2; ++l)
     for (ChunkIndex s = 0; s < chunks; ++s) CHECK(all_are(bytes_of(l, s), s == 1 ? 0xff : 0x11));
   const auto view = cache.layer(1);

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "chunkattn/detail/kv/write_check.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "support/counted_new.hpp"
 
@@ -92,4 +93,22 @@ TEST_CASE_TEMPLATE("views from before many growths find their chunks where they 
       }
     }
   }
+}
+
+TEST_CASE("check_writes keeps nothing of steps that have ended") {
+  detail::WriteCheck check(2, 3);
+  const auto run = [&](std::uint64_t first) {
+    for (std::uint64_t step = first; step < first + 100; ++step) {
+      check.on_built(step, /*writes=*/true);
+      if (step % 2 == 0) {
+        for (const int layer : {0, 1}) check.wrote(step, layer, 0, 3);
+        check.on_finish(step);
+      }
+      check.on_ended(step);
+    }
+  };
+  run(1);
+  const auto before = test::heap.outstanding;
+  run(1000);
+  CHECK(test::heap.outstanding == before);
 }

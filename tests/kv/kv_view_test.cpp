@@ -152,6 +152,12 @@ TEST_CASE("V has scales of its own, in K those of K") {
   CHECK(k == std::vector<std::int8_t>(k.size()));
   layer.v_scale = v_scale.data();
   CHECK(refused() == "no error");
+  KvCache<Cpu, std::int8_t> cache(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 16});
+  layer = cache.layer(0);
+  layer.v_scale_slabs = layer.k_scale_slabs;
+  CHECK(refused().find("layer.v_scale = K's scales: expected ") == 0);
+  layer.v_scale_slabs = cache.layer(0).v_scale_slabs;
+  CHECK(refused() == "no error");
 
   ChunkAttention<Cpu, 16, 8> latent(1);
   layer = make_kv_view(k.data(), k.data(), k_scale.data(), v_scale.data(), {1, 1, 16, 16, 8});

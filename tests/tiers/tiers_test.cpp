@@ -516,6 +516,16 @@ TEST_CASE("what is too much for the queue is not stored") {
   CHECK(b.tiers->stats().dropped == 5);
   b.tiers->flush();
   CHECK(store->size() == 3);
+
+  // One block always has room, whatever the limit is.
+  auto other = std::make_shared<FaultyTier>();
+  Bench narrow({other}, {.max_queued_bytes = 1, .threads = false});
+  narrow.run(iota(0, 64));
+  narrow.evict_all();
+  CHECK(narrow.tiers->stats().gathered == 1);
+  CHECK(narrow.tiers->stats().dropped == 7);
+  narrow.tiers->flush();
+  CHECK(other->size() == 1);
 }
 
 TEST_CASE("memory is bounded, and keeps what was used last") {
@@ -570,12 +580,26 @@ std::shared_ptr<detail::TierLoad> load_of_one_block() {
 
 }  // namespace
 
+TEST_CASE("a tier that was not asked yet is not passed over") {
+  const auto first = std::make_shared<FaultyTier>(), second = std::make_shared<FaultyTier>();
+  detail::TierQueue<int> queue({first, second}, {}, /*prefetch=*/1, /*max_bytes=*/1000,
+                               /*hang_seconds=*/1, /*threads=*/false, {});
+  const auto load = load_of_one_block();
+  queue.start(load);
+  queue.pass_over(load, 1.0);
+  CHECK(queue.work());
+  CHECK(first->gets == 1);
+  CHECK(second->gets == 0);
+}
+
 TEST_CASE("cancelling a load that is over counts against no tier") {
   using Queue = detail::TierQueue<int>;
   const auto store = std::make_shared<FaultyTier>();
   Queue queue({store}, {}, /*prefetch=*/1, /*max_bytes=*/1000, /*hang_seconds=*/1,
               /*threads=*/false, {});
   const auto over = load_of_one_block(), running = load_of_one_block(), next = load_of_one_block();
+  const auto stalled = load_of_one_block();  // it waits to be polled
+  stalled->is_stalled = true;
   queue.start(over);
   CHECK(queue.work());
   CHECK(over->is_over);
@@ -583,7 +607,7 @@ TEST_CASE("cancelling a load that is over counts against no tier") {
   bool asked = false;
   store->next = [&](std::uint64_t&) {
     if (!std::exchange(asked, true)) {
-      queue.cancel(over, /*too_late=*/true);
+      for (const auto& load : {over, stalled}) queue.cancel(load, /*too_late=*/true);
       queue.start(next);
     }
     return TierFault::none;
@@ -808,6 +832,28 @@ TEST_CASE("the first time that computing took counts in full") {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (took.count() >= seconds) continue;  // another program had the processor
     CHECK(b.load(iota(100, chunk + 1)) == chunk);
+    is_seen = true;
+  }
+}
+
+TEST_CASE("one load that is slower than computing is not believed") {
+  constexpr double seconds = 0.08;  // of computing a block
+  for (bool is_seen = false; !is_seen;) {
+    auto store = std::make_shared<FaultyTier>();
+    Bench b({store}, {.threads = false});
+    for (int i = 0; i < 3; ++i) b.run(iota(100 * i, chunk + 1));
+    b.evict_all();
+    b.tiers->flush();
+    b.tiers->computed(chunk, seconds);
+    store->delay = std::chrono::milliseconds(100);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 2; ++i) {
+      CHECK(b.load(iota(100 * i, chunk + 1)) == chunk);
+      store->next = [](std::uint64_t&) { return TierFault::slow; };
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (took.count() >= 3 * seconds) continue;  // another program had the processor
+    CHECK(b.load(iota(200, chunk + 1)) == chunk);
     is_seen = true;
   }
 }

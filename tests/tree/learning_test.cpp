@@ -117,6 +117,15 @@ TEST_CASE("uses are distinguished up to four of them, ages by half octaves") {
   CHECK(model.value(2, 128) == 0);
 }
 
+TEST_CASE("uses are counted up to 255") {
+  ReuseModel model;
+  ReuseRecord record;
+  for (int i = 1; i <= 300; ++i) {
+    record = model.used_again(record, 0, 1, 100);
+    CHECK(record.uses == std::min(i, 255));
+  }
+}
+
 TEST_CASE("what was long ago counts less") {
   ReuseModel model;
   for (int i = 0; i < 20000; ++i) {
@@ -198,14 +207,16 @@ TEST_CASE("ghosts are bounded, and the oldest of a set go first") {
   CHECK(capacity >= 1000);
   CHECK(capacity < 4000);
   const std::uint64_t before = test::heap.allocations;
-  for (std::uint32_t key = 1; key <= 10000; ++key) ghosts.add({key, key % 64, {.since = key}});
+  constexpr std::uint32_t start = 0u - 5000;  // times may wrap around
+  for (std::uint32_t key = 1; key <= 10000; ++key)
+    ghosts.add({key, key % 64, {.since = start + key}});
   CHECK(test::heap.allocations == before);
   std::size_t there = 0;
   for (std::uint32_t key = 1; key <= 10000; ++key) {
     const Ghost ghost = ghosts.take(key);
     if (ghost.key == 0) continue;
     CHECK(ghost.length == key % 64);
-    CHECK(ghost.reuse.since == key);
+    CHECK(ghost.reuse.since == start + key);
     CHECK(key > 10000 - capacity);  // keys that follow each other are spread evenly
     CHECK(ghosts.take(key).key == 0);
     ++there;
@@ -264,6 +275,31 @@ TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it 
       for (std::size_t p = cached; p < end; ++p) CHECK(node(s, p).reuse.uses == 1);
       check_invariants(tree);
     }
+}
+
+TEST_CASE("nothing is allocated for what comes again, however many pieces it went in") {
+  const auto count = [](bool comes_again) {
+    std::uint64_t allocations = 0, num_splits = 0;
+    for (std::size_t before = 0; before < 40; ++before) {  // whatever room there is for nodes
+      PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 200}, {},
+                                                          CachePolicy{.learns = true});
+      std::vector<decltype(tree)::Sequence> others;
+      for (const std::size_t end : {4, 4, 4, 4, 4, 8, 8, 12}) pass(tree, iota(0, end));
+      tree.trim(0);
+      for (std::size_t i = 0; i < before; ++i)
+        others.push_back(
+            tree.insert(iota(-10 * static_cast<int>(i + 1), 2), {.public_length = i % 2}));
+      const std::vector<int> prompt = iota(comes_again ? 0 : 1000, 24);
+      const std::uint64_t splits = tree.stats().splits, start = test::heap.allocations;
+      const auto s = tree.insert(prompt);
+      allocations += test::heap.allocations - start;
+      num_splits += tree.stats().splits - splits;
+      check_invariants(tree);
+    }
+    CHECK((num_splits > 0) == comes_again);
+    return allocations;
+  };
+  CHECK(count(true) == count(false));
 }
 
 TEST_CASE_TEMPLATE("tokens have a key where four stand together on both sides", Size,
@@ -456,6 +492,28 @@ TEST_CASE(
     prompts.erase(prompts.begin() + static_cast<std::ptrdiff_t>(next));
     tree.trim(tree.stats().used_chunks - chunks(p));
     REQUIRE(tree.match_prefix(iota(p.first, p.length), {.compute_last = false}).cached == 0);
+  }
+}
+
+TEST_CASE("at a watermark the same goes that would go chunk by chunk") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
+  test::Random random(test::run_seed());
+  for (int round = 0; round < test::scaled(10); ++round) {
+    Tree at_once({}, {}, {.high_watermark = 40, .low_watermark = 25, .learns = true});
+    Tree one_by_one({}, {}, {.high_watermark = max_pool_chunks, .learns = true});
+    std::vector<std::vector<int>> prompts;
+    for (int i = 0; i < 20; ++i)
+      prompts.push_back(iota(100 * (i / 2), 4 * random.index(6) + (i % 2 == 0 ? 4 : 30)));
+    for (int i = 0; i < 300; ++i) {
+      const auto& prompt = prompts[random.index(prompts.size())];
+      pass(at_once, prompt);
+      pass(one_by_one, prompt);
+      if (one_by_one.stats().used_chunks > 40) one_by_one.trim(25);
+      check_invariants(at_once);
+      for (const auto& any : prompts)
+        REQUIRE(at_once.match_prefix(any).cached == one_by_one.match_prefix(any).cached);
+    }
+    CHECK(at_once.stats().evicted_chunks > 50);
   }
 }
 

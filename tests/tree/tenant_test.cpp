@@ -14,6 +14,7 @@
 #include "chunkattn/cache/policy.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 
@@ -137,6 +138,11 @@ TEST_CASE("tenants of which nothing is left are forgotten, the others are not") 
     most = std::max(most, shares.size());
   }
   CHECK(most < 100);
+
+  TenantShares all;
+  const std::uint64_t before = test::heap.allocations;
+  for (std::uint64_t tenant = 1; tenant <= 10000; ++tenant) all.reserve(tenant, {});
+  CHECK(test::heap.allocations - before < 100);
 }
 
 TEST_CASE("a fair tree keeps records of the tenants that it has, not of all that it had") {
