@@ -41,8 +41,7 @@ CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
   if (begin == slots_end) return {AddResult::Reason::nothing_to_compute};
   if (step.is_void) [[unlikely]]
     return {AddResult::Reason::waits_for_step, none, step.number};
-  if (record.steps > 0 && (record.superseded > 0 || steps.any_void() ||
-                           record.steps >= StepTable::max_in_flight)) [[unlikely]]
+  if (record.steps > 0 && (record.superseded > 0 || steps.any_void())) [[unlikely]]
     return {AddResult::Reason::waits_for_step, none, steps.oldest_outstanding(s)};
   std::int32_t length = (std::min)(max_tokens, slots_end - begin);
   if (record.may_wait) {
@@ -168,7 +167,7 @@ CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::take_out(StepRecord& step,
                                                           std::size_t first) noexcept {
   for (; step.entries.size() > first; step.entries.pop_back()) {
     const StepEntry& entry = step.entries.back();
-    cancel_entry(entry, /*keep_chunks=*/false);
+    cancel_entry(entry);
     sequences[entry.sequence].last_step = 0;
     step.num_rows -= entry.length;
   }

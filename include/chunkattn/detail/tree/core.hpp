@@ -375,7 +375,7 @@ class TreeCore {
   static StepEntry* mark_decoded(StepEntry* entry, StepEntry* end, SequenceRecord* records,
                                  TreeNode* nodes) noexcept;
   /// The step does not run: it is as if the entry had not been added.
-  void cancel_entry(const StepEntry& entry, bool keep_chunks) noexcept;
+  void cancel_entry(const StepEntry& entry) noexcept;
   /// The entry's positions are to be computed again. Returns whether it has a slot for an output,
   /// which counted until now.
   bool take_back(const StepEntry& entry, SequenceRecord& record) noexcept;

@@ -78,13 +78,13 @@ CHUNKATTN_FUNCTION void TreeCore::end_entry(StepRecord& step, StepEntry& entry,
     mark_written(entry, record);
   }
   end_step_of(entry.sequence);
-  step.all_outputs = step.all_outputs && entry.has_output && entry.drafts == 0 &&
-                     record.state == SequenceState::live && entry.output_position() == record.size;
+  step.all_outputs = step.all_outputs && entry.has_output && record.state == SequenceState::live &&
+                     entry.output_position() == record.size;
 }
 
 CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
   for (const StepEntry& entry : step.entries) {
-    cancel_entry(entry, /*keep_chunks=*/sequences[entry.sequence].steps > 1);
+    cancel_entry(entry);
     end_step_of(entry.sequence);
   }
   release_scratch(step.scratch);
@@ -173,7 +173,7 @@ CHUNKATTN_FUNCTION bool TreeCore::move_branch(const StepRecord& step, const Step
     const std::int32_t slot = tail.begin + position - tail.position;
     const ChunkIndex chunk = topology.chunk_of(tail, slot);
     const std::int32_t offset = topology.geometry.offset(slot);
-    if (chunk == draft.chunk && offset == draft.offset) continue;  // of the main branch
+    if (chunk == draft.chunk) continue;  // of the main branch: the others have chunks beside
     request_copy({{draft.chunk, draft.offset, chunk, offset, 1}, step.scratch, s, position});
     any = true;
   }

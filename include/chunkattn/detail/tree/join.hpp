@@ -137,7 +137,7 @@ CHUNKATTN_FUNCTION TreeCore::ForkPlan TreeCore::plan_fork(SequenceIndex s,
     copied = known;
   const std::int32_t rows = in_tail ? std::clamp(n.written - (known - copied), 0, copied) : 0;
   // Where all of a whole sequence is computed, its next token is another one.
-  const bool is_computed = length == source.size && source.cursor >= length && copied == rows;
+  const bool is_computed = length == source.size && source.cursor >= length;
   return {last, known - copied, copied, rows, is_computed};
 }
 

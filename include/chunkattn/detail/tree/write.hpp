@@ -204,11 +204,12 @@ CHUNKATTN_FUNCTION void TreeCore::mark_written(const StepEntry& entry,
   return entry;
 }
 
-CHUNKATTN_FUNCTION void TreeCore::cancel_entry(const StepEntry& entry, bool keep_chunks) noexcept {
+CHUNKATTN_FUNCTION void TreeCore::cancel_entry(const StepEntry& entry) noexcept {
   SequenceRecord& record = sequences[entry.sequence];
   --record.steps;
-  if (take_back(entry, record))  // nothing was scheduled after it
-    sequences.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_chunks);
+  if (take_back(entry,
+                record))  // nothing was scheduled after it, and no earlier step uses its slots
+    sequences.shrink_reserved(record, record.reserved - entry.drafts - 1, /*keep_chunks=*/false);
 }
 
 CHUNKATTN_FUNCTION bool TreeCore::take_back(const StepEntry& entry,
