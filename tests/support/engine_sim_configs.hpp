@@ -117,6 +117,7 @@ inline constexpr const char* sim_events[] = {
     "checkpoints from now on",
     "clear",
     "commit of a branch refused",
+    "commit of all out of order",
     "commit of other drafts refused",
     "commit out of order",
     "computed twice rather than waited for",

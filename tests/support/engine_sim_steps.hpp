@@ -74,6 +74,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       if (live->tokens.size() <= this->options_.max_length) handles.push_back(&live->handle);
     if (handles.empty()) return;
     handles.push_back(handles[below(handles.size())]);
+    const std::size_t available = tree_->chunks_available();
     try {
       const AddResult held = step.open->add(handles, any_budget());
       expect(!held && held.blocked_index() + 1 < handles.size(), "all of a batch or nothing");
@@ -85,6 +86,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     }
     log("add a batch: refused");
     expect(step.open->num_rows() == step.num_rows, "nothing of a refused batch is in the step");
+    expect(tree_->chunks_available() >= available, "a refused batch takes no chunk");
     for (const LivePtr& live : live_) this->check_sequence(*live);
   }
 
@@ -435,11 +437,18 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   bool commit_all(SimStep& step) {
     std::vector<SimToken> outputs;
     const std::vector<ScheduledSequence> all = rows(step);
+    bool in_order = true;
     for (const ScheduledSequence& row : all) {
       const Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
       const auto first = static_cast<std::size_t>(entry.output_position());
-      if (entry.drafts > 0 || first != entry.live->known) return false;
+      in_order = in_order && first == entry.live->known;
+      if (entry.num_drafts() > 0) return false;
       outputs.push_back(entry.live->tokens[first]);
+    }
+    if (!in_order) {
+      expect_refused([&] { step.finished->commit(outputs); }, "outputs of all rows in order");
+      count("commit of all out of order");
+      return false;
     }
     log("commit all " + text(outputs.size()));
     this->insist("commit", [&] { step.finished->commit(outputs); });
@@ -455,7 +464,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   }
 
   void commit_some(SimStep& step, std::size_t skip_one_in) {
-    if (skip_one_in == 0 && one_in(2) && commit_all(step)) return;
+    if (one_in(skip_one_in == 0 ? 2 : 6) && commit_all(step)) return;
     for (const ScheduledSequence& row : rows(step))
       if (skip_one_in == 0 || !one_in(skip_one_in)) {
         Entry& entry = step.entries[static_cast<std::size_t>(row.index)];

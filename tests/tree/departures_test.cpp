@@ -2,6 +2,7 @@
 // come, of tokens that another is writing; and in which order they go.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -242,11 +243,204 @@ TEST_CASE("a fork that leaves before its copy was made leaves it to forks that s
   auto fork = source.fork();
   fork.append(iota(50, 5));
   auto twin = fork.fork();  // what is to be copied is long enough now to be shared
+  std::vector<int> path = iota(0, 9);
+  for (const int t : iota(90, 3)) path.push_back(t);
   fork.leave();
+  CHECK(tree.match_prefix(path).cached == 9);  // what is to be copied is not there yet
   check_invariants(tree);
   auto step = tree.begin_step();
   REQUIRE(step.add(twin));
   CHECK(plan.build(step).num_copies == 1);
   (void)std::move(step).finish();
   CHECK(twin.num_written() == 17);
+}
+
+TEST_CASE("a copy that a step in flight makes holds both ends when all have left") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree({}, {.min_run = 8});
+  AttentionPlan plan;
+  auto source = tree.insert(iota(0, 9));
+  source.append(iota(90, 3));
+  source.mark_loaded({0, 12});
+  auto fork = source.fork();
+  fork.append(7);
+  auto step = tree.begin_step();
+  REQUIRE(step.add(fork));
+  CHECK(plan.build(step).num_copies == 1);
+  auto flight = std::move(step).submit();
+  fork.leave();
+  source.leave();
+  CHECK(tree.stats().leaving_sequences == 2);
+  {
+    auto done = std::move(flight).finish();
+  }
+  CHECK(tree.stats().leaving_sequences == 0);
+  CHECK(tree.stats().used_chunks == 0);
+}
+
+TEST_CASE("a fork of a sequence that waits, and has nothing to compute, waits too") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  auto writer = tree.insert(iota(0, 16));
+  auto waits = tree.insert(iota(0, 16), {.compute_last = false});
+  CHECK(waits.num_uncomputed() == 0);
+  auto fork = waits.fork();
+  CHECK(fork.num_pending() == 16);
+  fork.append(7);
+  auto step = tree.begin_step();
+  CHECK(step.add(fork).waits_for() == writer.id());
+}
+
+TEST_CASE("where a writer leaves, the writer of what comes after it continues") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  auto a = tree.insert(iota(0, 8));
+  auto b = tree.insert(iota(0, 12));
+  auto c = tree.insert(iota(0, 4));
+  CHECK(c.take_over() == 4);
+  CHECK(a.num_pending() == 4);
+  c.leave();
+  CHECK(a.num_pending() == 0);
+  CHECK(a.num_uncomputed() == 8);
+  CHECK(b.num_pending() == 8);
+}
+
+TEST_CASE("who has waited decodes like any other afterwards") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  AttentionPlan plan;
+  auto a = tree.insert(iota(0, 12)), b = tree.insert(iota(0, 12));
+  const auto& core = chunkattn::detail::TreeAccess::core(tree);
+  const auto& record = core.sequences[chunkattn::detail::TreeAccess::index(b)];
+  CHECK(record.may_wait);
+  for (int i = 0; i < 2; ++i) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(a));
+    REQUIRE(step.add(b));
+    (void)plan.build(step);
+    auto done = std::move(step).finish();
+    done.commit(std::vector<int>{1, 2});
+  }
+  CHECK_FALSE(record.may_wait);  // DecodingRun takes it
+}
+
+TEST_CASE("after device_idle() steps overlap again") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 12));
+  const auto submit = [&] {
+    auto step = tree.begin_step();
+    CHECK(step.add(s));
+    (void)plan.build(step);
+    return std::move(step).submit();
+  };
+  {
+    const auto lost = submit();
+  }
+  tree.device_idle();
+  auto first = submit();
+  auto second = submit();
+}
+
+TEST_CASE("free slots after a tail that has gone are its parent's again") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  auto a = tree.insert(iota(0, 5)), b = tree.insert(iota(0, 5));
+  a.append(7);
+  CHECK(b.chunks_needed(3) == 1);
+  a.leave();
+  CHECK(b.chunks_needed(3) == 0);
+  b.append(iota(50, 3));
+  CHECK(tree.stats().used_chunks == 1);
+  check_invariants(tree);
+}
+
+TEST_CASE("who is waited for is named, also after it has left a step in flight") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  AttentionPlan plan;
+  auto a = tree.insert(iota(0, 5)), b = tree.insert(iota(0, 5));
+  const SequenceId id = a.id();
+  auto step = tree.begin_step();
+  REQUIRE(step.add(a));
+  (void)plan.build(step);
+  const auto flight = std::move(step).submit();
+  a.leave();
+  CHECK(b.waits_for() == id);
+}
+
+TEST_CASE("a sequence waits for the step that has its discarded rows, not for any other") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  AttentionPlan plan;
+  auto a = tree.insert(iota(0, 5)), b = tree.insert(iota(50, 5));
+  const auto submit = [&](auto& s) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s));
+    (void)plan.build(step);
+    return std::move(step).submit();
+  };
+  auto first = submit(b);
+  const auto second = submit(a), third = submit(b);
+  {
+    auto done = std::move(first).finish();  // whose output is given up
+  }
+  b.append(9);
+  auto step = tree.begin_step();
+  CHECK(step.add(b).reason() == AddResult::Reason::waits_for_step);
+  CHECK(step.add(b).step() == third.number());
+}
+
+TEST_CASE("rows of a step that is over are not those of the next one") {
+  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 5));
+  const auto finish = [&] {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s));
+    (void)plan.build(step);
+    return std::move(step).finish();
+  };
+  std::optional done(finish());
+  const auto rows = done->rows();
+  CHECK(rows.size() == 1);
+  done.reset();
+  s.append(7);
+  const auto next = finish();
+  CHECK(next.rows().size() == 1);
+  CHECK(refused([&] { (void)rows.begin(); }).starts_with("rows() = of a step that is over"));
+}
+
+TEST_CASE("nothing is evicted for what cannot fit") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 6});
+  const std::vector<int> cached = iota(0, 8);
+  tree.insert(cached).mark_loaded({0, 8});
+  const auto live = tree.insert(iota(100, 8));
+  CHECK_FALSE(tree.try_insert(iota(200, 20)));
+  CHECK(tree.match_prefix(cached).cached == 8);
+  CHECK(tree.stats().evicted_chunks == 0);
+}
+
+TEST_CASE("a plan follows a tail whose chunk was given back and is now another's") {
+  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 2)), other = tree.insert(iota(100, 4));
+  s.append(7);
+  s.mark_loaded({0, 2});
+  const std::vector<int> drafts = iota(70, 3);
+  for (int i = 0; i < 2; ++i) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s, 50, {.tokens = drafts}));
+    const auto view = plan.build(step);
+    const int last = view.num_rows - 1;
+    std::vector<ChunkIndex> read, own;
+    for (std::int32_t n = view.row_segment[last]; n >= 0; n = view.segments[n].parent)
+      for (int p = view.segments[n].num_pieces; p-- > 0;) {
+        const Piece& piece = view.pieces[view.segments[n].piece_begin + p];
+        if (visible_length(piece, view.row_kv_len[last]) > 0) read.push_back(piece.chunk);
+      }
+    s.for_each_run({0, view.row_kv_len[last]},
+                   [&](const Piece& piece) { own.push_back(piece.chunk); });
+    std::sort(read.begin(), read.end());
+    std::sort(own.begin(), own.end());
+    read.erase(std::unique(read.begin(), read.end()), read.end());
+    own.erase(std::unique(own.begin(), own.end()), own.end());
+    CHECK(read == own);
+    auto done = std::move(step).finish();
+    done.commit(*done.rows().begin(), 1);  // all drafts are wrong: the second chunk is free again
+    other.append(5);                       // which changes no version, and takes it
+  }
 }

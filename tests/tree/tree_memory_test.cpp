@@ -143,3 +143,24 @@ TEST_CASE("caches that check writes take nothing of their tree once they have go
   for (int i = 0; i < 200; ++i) make();
   CHECK(test::heap.allocations - before == 201 * once);
 }
+
+TEST_CASE("steps that were dropped in flight take nothing of a cache that checks writes") {
+  PrefixTree<int, 4> tree;
+  const KvCache<Cpu, float> cache(
+      tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8, .check_writes = true});
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 5));
+  const auto lose = [&] {
+    {
+      auto step = tree.begin_step();
+      REQUIRE(step.add(s));
+      (void)plan.build(step);
+      const auto lost = std::move(step).submit();
+    }
+    tree.device_idle();
+  };
+  for (int i = 0; i < 10; ++i) lose();
+  const std::int64_t before = test::heap.outstanding;
+  for (int i = 0; i < 100; ++i) lose();
+  CHECK(test::heap.outstanding == before);
+}
