@@ -339,13 +339,13 @@ class PlanUpload {
   }
 
   // Makes the lists that have changed and copies all that has. What stands on the device is known
-  // again when its plan is remembered: a call that fails here leaves nothing to build upon.
+  // again when its plan is remembered.
   void replace(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
-    segments_ = nullptr;
-    for (int i = 0; i < schedules_.count(); ++i)
+    for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
       if (changes.has_list(i)) build(i, plan, schedules_[i].hidden);
     for (int i = 0; i < schedules_.count(); ++i)
       if (changes.has_list(i)) std::swap(schedules_[i], made_[to_size(i)]);
+    segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
     upload(plan, changes, stream);
   }
 
@@ -366,6 +366,7 @@ class PlanUpload {
     model_.most_tile_rows = usual_tile_rows;
     const auto is_large = [](const Task& task) { return task.tile_rows > usual_tile_rows; };
     if (std::none_of(scheduler().tasks().begin(), scheduler().tasks().end(), is_large)) return;
+    segments_ = nullptr;  // whatever fails here: the next prepare() makes all lists anew
     Changes changes;
     changes.list(0);
     replace(plan, changes, stream);
