@@ -111,3 +111,21 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   });
   CHECK(finished == 4);
 }
+
+TEST_CASE("partial results take one shape after the other") {
+  test::Random random(92);
+  test::RandomPlanOptions options;
+  options.num_sequences = 6;
+  const test::RandomPlan plan = make_random_plan(random, options);
+  Partials partials;
+  for (const int heads : {1, 3, 2, 1}) {
+    detail::cpu::Schedule schedule;
+    schedule.derive(plan.view(), {.num_kv_heads = heads, .max_lines = 2, .cost = {}});
+    const auto& blocks = schedule.row_blocks();
+    REQUIRE(blocks.size() >= 3);
+    partials.reset(schedule, plan.num_rows(), heads, 1, heads == 2);
+    for (int b = 0; b < static_cast<int>(blocks.size()); ++b)
+      for (int head = 0; head < heads; ++head)
+        CHECK(partials.report_finished(b, head, blocks[static_cast<std::size_t>(b)].split_count));
+  }
+}

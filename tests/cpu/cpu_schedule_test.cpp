@@ -342,19 +342,21 @@ TEST_CASE("threads that take at once take every part once") {
   constexpr int num_jobs = 40, num_heads = 32, parts = 40, threads = 3;
   TaskQueue queue;
   queue.reset(num_jobs, num_heads, 64, [&](int job) { return JobSize{1.0 + job, parts, 4}; });
-  std::vector<std::atomic<int>> taken(num_jobs * num_heads * parts);
-  std::atomic<int> next{0}, ready{0};
-  std::vector<std::thread> takers;
-  for (int t = 0; t < threads; ++t)
-    takers.emplace_back([&] {
-      for (++ready; ready.load() < threads;) std::this_thread::yield();
-      for (Task task; queue.take(next, task);)
-        for (int head = task.head_begin; head < task.head_end; ++head)
-          for (int part = task.part_begin; part < task.part_end; ++part)
-            ++taken[static_cast<std::size_t>((task.job * num_heads + head) * parts + part)];
-    });
-  for (std::thread& taker : takers) taker.join();
-  CHECK(std::all_of(taken.begin(), taken.end(), [](const auto& times) { return times == 1; }));
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::atomic<int>> taken(num_jobs * num_heads * parts);
+    std::atomic<int> next{0}, ready{0};
+    std::vector<std::thread> takers;
+    for (int t = 0; t < threads; ++t)
+      takers.emplace_back([&] {
+        for (++ready; ready.load() < threads;) std::this_thread::yield();
+        for (Task task; queue.take(next, task);)
+          for (int head = task.head_begin; head < task.head_end; ++head)
+            for (int part = task.part_begin; part < task.part_end; ++part)
+              ++taken[static_cast<std::size_t>((task.job * num_heads + head) * parts + part)];
+      });
+    for (std::thread& taker : takers) taker.join();
+    CHECK(std::all_of(taken.begin(), taken.end(), [](const auto& times) { return times == 1; }));
+  }
 }
 
 TEST_CASE("2 to 64 threads find work in every shape of batch") {
