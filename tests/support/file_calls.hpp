@@ -45,7 +45,9 @@ inline std::vector<int> next_reads;
 struct FailingCall {
   int countdown = -1;
   int error = EIO;
-  std::string name;  ///< of the one that failed, and of its file
+  std::string name{};  ///< of the one that failed, and of its file
+  std::string only{};  ///< those whose name begins like this
+  int times = 1;       ///< as many one after the other
 };
 inline thread_local FailingCall failing_call;
 
@@ -59,8 +61,11 @@ inline std::string file_name(int file) {
 /// Whether this call fails now, with errno.
 inline bool fails(const char* call, int file, const char* name = nullptr) {
   FailingCall& failing = failing_call;
-  if (failing.countdown < 0 || failing.countdown-- > 0) return false;
-  failing.name = call + std::string(" ") + (name != nullptr ? name : file_name(file));
+  if (failing.countdown < 0) return false;
+  const std::string what = call + std::string(" ") + (name != nullptr ? name : file_name(file));
+  if (!what.starts_with(failing.only) || failing.countdown-- > 0) return false;
+  if (--failing.times > 0) failing.countdown = 0;
+  failing.name = what;
   errno = failing.error;
   return true;
 }

@@ -139,6 +139,19 @@ TEST_CASE("where a call fails in a put, its record is there as a whole, or is no
     }
 }
 
+TEST_CASE("where others take what became free on a full disk, room is made once more") {
+  for (const int times : {1, 2, 3}) {
+    CAPTURE(times);
+    Directory d;
+    d.open();
+    REQUIRE(d.put(1));
+    failing_call = {.countdown = 0, .error = ENOSPC, .only = "write ", .times = times};
+    CHECK(attempt([&] { return d.put(2); }) == (times < 3));
+    CHECK(d.files->contains(key_of(2)) == (times < 3));
+    CHECK(d.folder.files(".part-") == 0);
+  }
+}
+
 TEST_CASE("where a call fails in a get, what is given is whole, and what is there stays") {
   for (const int error : {EIO, EACCES, EMFILE})
     fail_each(error, [&](Directory& d) {
