@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/debug/tree.hpp"
@@ -102,6 +103,15 @@ TEST_CASE("bad input is named, and nothing has changed") {
     CHECK_THROWS_WITH_AS(make(options), doctest::Contains("workspace_bytes = 4096"),
                          chunkattn::InvalidArgument);
   }
+  SUBCASE("a workspace that is not aligned") {
+    const auto bytes = ChunkAttention<Cuda, head_dim>::workspace_size(Engine::limits());
+    DeviceArray<unsigned char> memory(bytes + 256);
+    CudaOptions options;
+    options.workspace = memory.span().data() + 128;
+    options.workspace_bytes = bytes;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("expected 256-byte alignment"),
+                         chunkattn::InvalidArgument);
+  }
   SUBCASE("the caller's workspace") {
     const auto bytes = ChunkAttention<Cuda, head_dim>::workspace_size(Engine::limits());
     DeviceArray<unsigned char> memory(bytes);
@@ -143,6 +153,12 @@ TEST_CASE("bad input is named, and nothing has changed") {
     limits = Engine::limits();
     limits.max_rows = 0;
     CHECK_THROWS_AS(make({}, limits), chunkattn::InvalidArgument);
+    limits = Engine::limits();
+    limits.max_windows = 8;
+    CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("limits.max_windows = 8: expected"),
+                         chunkattn::InvalidArgument);
+    limits.max_windows = 7;
+    CHECK_NOTHROW(make({}, limits));
   }
 }
 
@@ -691,4 +707,23 @@ TEST_CASE("after a failed upload its buffer is used again only when its copies h
     engine.stream.drain();
     CHECK(simt::device().early_reuses == 0);
   }
+}
+
+TEST_CASE("an address that was refused is refused again") {
+  chunkattn::detail::cuda::CallChecks checks(0, true, false);
+  alignas(16) const float host[4] = {};
+  for (int i = 0; i < 2; ++i)
+    CHECK_THROWS_WITH_AS(checks.pointer("q", host), doctest::Contains("this is host memory"),
+                         chunkattn::InvalidArgument);
+}
+
+TEST_CASE("a cache has the layers that it was made with, until it is moved from") {
+  KvCache<Cuda, half> cache(16, {2, kv_heads, head_dim}, 4);
+  for (const int layer : {-1, 2})
+    CHECK_THROWS_WITH_AS((void)cache.layer(layer), doctest::Contains("layer = "),
+                         chunkattn::InvalidArgument);
+  const KvCache<Cuda, half> moved(std::move(cache));
+  CHECK_THROWS_WITH_AS((void)cache.layer(0), doctest::Contains("was not moved from"),
+                       chunkattn::InvalidArgument);
+  CHECK(moved.num_chunks() == 4);
 }
