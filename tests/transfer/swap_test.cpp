@@ -404,3 +404,25 @@ TEST_CASE("a preempted sequence that resumes is counted apart") {
   CHECK(stats.preempted_tokens == 360);
   CHECK(stats.preempted_cached_tokens == 318 + 40);
 }
+
+TEST_CASE("K/V beyond what is written, or beyond what a buffer holds, is refused") {
+  Bench b;
+  auto s = b.tree.insert(iota(0, 30));
+  (void)b.cache.layer(0);
+  std::vector<std::byte> ten(kv_bytes(b.cache, 10));
+  CHECK(refused([&] { gather_kv(s, {0, 10}, b.cache, ten); }).starts_with("range.end() = 10"));
+  CHECK(refused([&] { scatter_kv(s, {5, 10}, b.cache, ten, {0, 10}); }).starts_with("held = 0"));
+  CHECK(s.num_written() == 0);
+}
+
+TEST_CASE("another tree's calls of clear() say nothing of a swapped sequence's K/V") {
+  Bench from, to;
+  from.tree.clear();
+  auto s = from.tree.insert(iota(0, 20));
+  compute(s, 20, from.cache, 100);
+  const auto swapped = swap_out(s, from.cache);
+  const auto back = resume(to.tree, to.cache, swapped);
+  REQUIRE(back);
+  CHECK(back->num_written() == 20);
+  CHECK(putter(*back, {0, 20}, to.cache) == 100);
+}
