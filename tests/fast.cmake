@@ -69,6 +69,7 @@ chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -Og
         cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test dots_test
         pairs_test tile_test)
 chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -Og TESTS step_batch_test plan_arrays_test)
+chunkattn_fast_program(fast_windows SCALE 0.3 OPTIONS -Og TESTS window_engine_test window_layers_test window_test)
 chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -Og TESTS cpu_dispatch_test)
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -Og TESTS attention_variants_test)
 # These three define a macro before they include anything.
@@ -80,7 +81,7 @@ chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
 # takes most of a compiler's time. Nothing is scaled; fast_cpu, of tests of instruction sets, has all of them.
 set(CHUNKATTN_GROUPED_PROGRAMS
   fast_tree fast_cache fast_steps fast_plans fast_attention fast_pages fast_kv fast_tiers fast_cuda fast_cuda_host
-  fast_cuda_kernels fast_cpu)
+  fast_cuda_kernels fast_cpu fast_windows)
 set(CHUNKATTN_GROUPED_TESTS "")
 if(CHUNKATTN_GROUP_TESTS)
   foreach(program IN LISTS CHUNKATTN_GROUPED_PROGRAMS)

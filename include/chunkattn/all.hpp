@@ -8,6 +8,7 @@
 #include "cache/admission.hpp"
 #include "cache/checkpoints.hpp"
 #include "cache/policy.hpp"
+#include "cache/windowed_layers.hpp"
 #include "chunkattn.hpp"
 #include "debug/attention.hpp"
 #include "debug/reference.hpp"

@@ -49,6 +49,13 @@ struct KvCacheOptions {
   [[nodiscard]] int dim_of_v() const noexcept { return value_dim.value_or(head_dim); }
 };
 
+/// A group of layers with chunks of its own in place of the tree's: a WindowedLayers.
+template <class G>
+concept ChunkGroup = requires(const G& group) {
+  detail::ChunkAccess::source_of_group(group);
+  G::chunk_size;
+};
+
 /// K and V memory of every layer of a model, for the chunks of a tree (the paper's section 3.1).
 template <class Device, class T>
 class KvCache {
@@ -81,6 +88,11 @@ class KvCache<Cpu, T> {
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
   KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options)
       : KvCache(detail::ChunkAccess::source(tree), ChunkSize, options, tree.num_chunks()) {}
+
+  /// The same for the chunks of a group of layers, a WindowedLayers.
+  template <ChunkGroup Group>
+  KvCache(const Group& group, KvCacheOptions options)
+      : KvCache(detail::ChunkAccess::source_of_group(group), Group::chunk_size, options, 0) {}
 
   /// Memory for `num_chunks` chunks of `chunk_size` tokens, without a tree; grow() adds to it.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_chunks = 0)

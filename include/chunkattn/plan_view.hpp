@@ -155,6 +155,7 @@ class ViewTicket {
  private:
   std::atomic<std::uint64_t> current_{0};
 };
+struct ViewAccess;
 }  // namespace detail
 
 /// A plan's arrays with the proof that they stand for a step that is still there: what
@@ -187,9 +188,20 @@ class LiveView : public PlanView {
       : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current()) {}
 
  private:
+  friend struct detail::ViewAccess;
   std::shared_ptr<const detail::ViewTicket> ticket_;
   std::uint64_t number_ = 0;
 };
+
+namespace detail {
+/// What components see of a view beyond its public members.
+struct ViewAccess {
+  /// Shared by all views of one plan; null for arrays that were made by hand.
+  [[nodiscard]] static const std::shared_ptr<const ViewTicket>& ticket(const LiveView& view) {
+    return view.ticket_;
+  }
+};
+}  // namespace detail
 
 /// A sequence of which it is known in which chunks its tokens lie: Sequence, or an engine's own.
 ///

@@ -27,7 +27,7 @@ struct ChunkSource {
   [[nodiscard]] std::size_t num_chunks() const { return tree ? chunks_of(tree.get()) : 0; }
 };
 
-/// A friend of PrefixTree and of KvCache.
+/// A friend of PrefixTree, of KvCache and of components with chunks of their own.
 struct ChunkAccess {
   template <class Tree>
   [[nodiscard]] static ChunkSource source(const Tree& tree) {
@@ -38,6 +38,11 @@ struct ChunkAccess {
       return shared.tree->core.chunk_table.allocator().high_water();
     };
     return {tree.shared_, chunks_of, core.id, core.steps.observers()};
+  }
+  /// Of a component that has a chunk_source().
+  template <class Group>
+  [[nodiscard]] static ChunkSource source_of_group(const Group& group) {
+    return group.chunk_source();
   }
   template <class Cache, class Options>
   [[nodiscard]] static Cache cache(ChunkSource source, int chunk_size, const Options& options) {

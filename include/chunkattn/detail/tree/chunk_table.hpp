@@ -142,17 +142,18 @@ class ChunkTable {
     if (use.active && record.active++ == 0) --stats_.retained_chunks;
     if (use.pinned) count_pin(s, 1);
   }
-  /// A node gave up its last slot in the chunk.
-  void remove_node(ChunkIndex s, ChunkUse use) noexcept {
+  /// A node gave up its last slot in the chunk. Returns whether that was the last node's.
+  bool remove_node(ChunkIndex s, ChunkUse use) noexcept {
     ChunkRecord& record = records_[to_size(s)];
     if (use.pinned) count_pin(s, -1);
     if (record.nodes == 1) {
       if (!use.active) --stats_.retained_chunks;
       give_back(s);
-      return;
+      return true;
     }
     --record.nodes;
     if (use.active && --record.active == 0) ++stats_.retained_chunks;
+    return false;
   }
   /// Of each chunk of a run one node is used from now on, or no longer.
   void set_active(ChunkIndex first, ChunkIndex last, bool active) noexcept {

@@ -59,10 +59,7 @@ class TreeCore {
         retention(topology, chunk_table, prefixes, rules, stats),
         sequences(topology, stats),
         steps(stats),
-        tokens_(tokens) {
-    static std::atomic<std::uint64_t> trees{0};
-    id = ++trees;
-  }
+        tokens_(tokens) {}
   TreeCore(const TreeCore&) = delete;
   TreeCore& operator=(const TreeCore&) = delete;
 
@@ -78,7 +75,12 @@ class TreeCore {
   Array<PendingCopy> pending_copies;
   /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
   /// is decided by it.
-  std::uint64_t id = 0;
+  const std::uint64_t id = next_id();
+  /// Another number of this kind, for K/V whose chunks are not the tree's.
+  [[nodiscard]] static std::uint64_t next_id() noexcept {
+    static std::atomic<std::uint64_t> last{0};
+    return ++last;
+  }
 
   // ---- join.hpp: a prompt joins, grows, forks ------------------------------------------------
 
@@ -277,6 +279,9 @@ class TreeCore {
   void end_entry(StepRecord& step, StepEntry& entry, SequenceRecord& record) noexcept;
   /// The step does not run: its slots come back, its copies are still to be made.
   void cancel_step(StepRecord& step) noexcept;
+  void notify_step_end(const StepRecord& step, bool has_run) noexcept {
+    topology.observers.notify([&](NodeObserver& observer) { observer.on_step_end(step, has_run); });
+  }
   /// The step's handle was lost in flight: until a later step has finished the device may still
   /// run it, and what was planned after it rests on it.
   void abandon_step(StepRecord& step) noexcept;

@@ -18,6 +18,7 @@ namespace detail {
 CHUNKATTN_FUNCTION void TreeCore::finish(StepRecord& step) {
   steps.check_finish(step);
   resolve_abandoned(step.number);
+  notify_step_end(step, !step.is_void);
   step.all_outputs = true;
   step.num_outputs = static_cast<std::int32_t>(step.entries.size());
   for (StepEntry* entry = step.entries.begin();; ++entry) {
@@ -83,6 +84,7 @@ CHUNKATTN_FUNCTION void TreeCore::end_entry(StepRecord& step, StepEntry& entry,
 }
 
 CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
+  notify_step_end(step, /*has_run=*/false);
   for (const StepEntry& entry : step.entries) {
     cancel_entry(entry);
     end_step_of(entry.sequence);
@@ -100,6 +102,7 @@ CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
     other->is_void = true;
     for (const StepEntry& entry : other->entries) set_scheduled(entry, false);
   }
+  topology.observers.notify([](NodeObserver& observer) { observer.on_void(); });
 }
 
 CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexcept {
@@ -107,6 +110,7 @@ CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexce
   before = (std::max)(before, steps.idle_before());
   for (const auto& step : steps.all()) {
     if (step->state != StepState::abandoned || step->number >= before) continue;
+    notify_step_end(*step, /*has_run=*/false);
     for (StepEntry& entry : step->entries) end_entry(*step, entry, sequences[entry.sequence]);
     release_scratch(step->scratch);
     step->state = StepState::free;

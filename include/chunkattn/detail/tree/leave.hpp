@@ -73,6 +73,7 @@ CHUNKATTN_FUNCTION void TreeCore::finish_all_leaving() noexcept {
 CHUNKATTN_FUNCTION void TreeCore::finish_leaving(SequenceIndex s) noexcept {
   SequenceRecord& record = sequences[s];
   sequences.drop_reserved(record);
+  topology.observers.notify([=](NodeObserver& observer) { observer.on_leave(s); });
   if (retains()) publish_tail(s, /*may_merge=*/true);
   TreeNode& tail = topology.node(record.tail);
   if (tail.tail_of == s) {  // published, perhaps with others below it: a node like any other

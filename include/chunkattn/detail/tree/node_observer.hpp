@@ -1,10 +1,12 @@
-// NodeObserver: the hook by which components keep records of their own about nodes, such as what
-// events have published (events/) and states of recurrent layers (cache/).
+// NodeObserver: the hook by which components keep records of their own about nodes, chunks and
+// sequences, such as what events have published (events/), states of recurrent layers and K/V of
+// windows (cache/).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
 #include "chunk_table.hpp"
@@ -13,7 +15,11 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Is notified of changes of nodes, which it knows by their indices. Nothing that it does may call
+using SequenceIndex = std::int32_t;
+struct StepRecord;
+
+/// Is notified of changes of nodes, which it knows by their indices, and of what else a component
+/// may have to follow. Nothing that it does may call
 /// the tree, or throw, but reserve().
 class NodeObserver {
  public:
@@ -34,6 +40,17 @@ class NodeObserver {
   virtual void on_written(NodeIndex n) noexcept = 0;
   /// Nothing is found any more.
   virtual void on_clear() noexcept = 0;
+  /// No node has slots in the chunk any more: the allocator has it back.
+  virtual void on_free(ChunkIndex) noexcept {}
+  /// A step is over: with `has_run` it has finished, and its outputs are to be committed; else it
+  /// was dropped, and will not run any more. The tree itself has counted nothing of it yet.
+  virtual void on_step_end(const StepRecord&, [[maybe_unused]] bool has_run) noexcept {}
+  /// A step was dropped in flight: it is void until it is over, with those after it.
+  virtual void on_void() noexcept {}
+  /// K/V of these positions of a sequence has come from elsewhere.
+  virtual void on_load(SequenceIndex, TokenRange) noexcept {}
+  /// A sequence has left, and no step and no copy uses it any more. Its path is still there.
+  virtual void on_leave(SequenceIndex) noexcept {}
   /// For tests: whether what it keeps is what the tree says.
   [[nodiscard]] virtual bool is_consistent() const = 0;
 };

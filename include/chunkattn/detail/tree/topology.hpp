@@ -16,8 +16,6 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-using SequenceIndex = std::int32_t;
-
 /// Never given to another sequence of the tree: a generation ends when its sequence leaves.
 inline SequenceId sequence_id(SequenceIndex s, std::uint32_t generation) noexcept {
   return SequenceId{(std::uint64_t{generation} << 32) + static_cast<std::uint32_t>(s) + 1};
@@ -252,7 +250,8 @@ class Topology {
         chunks_[s].owner = p.length > 0 && p.last_chunk == s ? n.parent : none;
         chunks_[s].next = no_chunk;
       }
-      chunks_.remove_node(s, use);
+      if (chunks_.remove_node(s, use))
+        observers.notify([=](NodeObserver& observer) { observer.on_free(s); });
       s = prev;
     }
     cut(n, keep);

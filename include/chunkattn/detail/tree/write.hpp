@@ -113,6 +113,7 @@ CHUNKATTN_FUNCTION void TreeCore::mark_loaded(SequenceIndex s, TokenRange range)
     n.set_written(offset + length);
   });
   if (range.begin <= record.cursor) record.cursor = (std::max)(record.cursor, range.end());
+  topology.observers.notify([=](NodeObserver& observer) { observer.on_load(s, range); });
   notify_written(s, range.begin);
 }
 

@@ -1,0 +1,464 @@
+// WindowGroup: which K/V of a group of layers with a sliding window there is, beside a tree: what
+// each live sequence holds, where a prompt can be resumed, what a step writes.
+//
+// A row at position p reads [p - window + 1, p]. So a live sequence whose next row is at `next`
+// holds the chunks of [next - window + 1, next), and those of the steps that are not over. What
+// falls behind is free, unless it is in a window before a *junction*, a position at which another
+// prompt is likely to part: those stay cached. Nothing records where a prompt can be resumed: a
+// position is as good as any if all slots of its window have K/V.
+//
+// A slot has K/V of the group if a step has written it, or a copy. What is there of tokens that
+// were given up needs no clearing: the tree counts these slots as not written, and when it counts
+// them again, a step has written both.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../../detail/support/array.hpp"
+#include "../../detail/support/check.hpp"
+#include "../../detail/support/config.hpp"
+#include "../../detail/tree/core.hpp"
+#include "../../detail/tree/node_observer.hpp"
+#include "window_chunks.hpp"
+#include "window_writes.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Observes the tree from now on, until its owner removes it.
+class WindowGroup final : public NodeObserver {
+ public:
+  WindowGroup(TreeCore& tree, std::int32_t window, std::size_t max_chunks, std::size_t max_cached)
+      : core_(tree),
+        held_(window - 1),
+        chunks_(tree.topology.geometry.size, max_chunks, max_cached) {
+    core_.topology.observers.add(*this);
+  }
+  WindowGroup(const WindowGroup&) = delete;
+  WindowGroup& operator=(const WindowGroup&) = delete;
+
+  [[nodiscard]] const WindowChunks& chunks() const noexcept { return chunks_; }
+  [[nodiscard]] std::uint64_t num_recomputed() const noexcept { return num_recomputed_; }
+
+  // ---- sequences -----------------------------------------------------------------------------
+
+  /// Whether the sequence can be added to a step as it stands.
+  [[nodiscard]] bool is_ready(SequenceIndex s) const noexcept {
+    return to_size(s) < holds_.size() && holds_[to_size(s)].covers(core_.sequences[s].cursor);
+  }
+  /// The last position up to `limit` of the path to `last` whose window has K/V, or gets it by
+  /// copies of a step that is still to be built.
+  [[nodiscard]] std::int32_t nearest(NodeIndex last, std::int32_t limit) const noexcept {
+    std::int32_t position = limit, needed = begin_of(limit);
+    for (NodeIndex i = last; i != root_node && core_.topology.node(i).end() > needed;
+         i = core_.topology.node(i).parent) {
+      const TreeNode& n = core_.topology.node(i);
+      std::int32_t end = (std::min)(n.end(), position);
+      if (end <= n.position) continue;
+      ChunkIndex chunk = core_.topology.chunk_of(n, n.begin + end - 1 - n.position);
+      while (end > (std::max)(n.position, needed)) {
+        const std::int32_t last_slot =
+            core_.topology.geometry.offset(n.begin + end - 1 - n.position);
+        const std::int32_t count = (std::min)(last_slot + 1, end - n.position);
+        const std::int32_t missing = num_missing(chunk, last_slot + 1 - count, count);
+        if (missing > 0 && end - count + missing <= needed)
+          break;  // those that are needed are there
+        end -= missing > 0 ? count - missing + 1 : count;
+        if (missing > 0) {
+          position = end;
+          needed = begin_of(position);
+        }
+        if (core_.topology.geometry.offset(n.begin + end - n.position) == 0)
+          chunk = core_.chunk_table[chunk].prev;
+      }
+    }
+    return position;
+  }
+  /// Has a sequence computed from that position on; it holds the window before it. False, with
+  /// nothing changed, where chunks are missing for rows that a fork's copies are to fill.
+  bool resume(SequenceIndex s, std::int32_t position) {
+    SequenceRecord& record = core_.sequences[s];
+    if (to_size(s) >= holds_.size()) holds_.resize(to_size(s) + 1);
+    Array<Part> parts;
+    wanted_.clear();
+    for_each_run(s, {begin_of(position), position - begin_of(position)},
+                 [&](ChunkIndex c, std::int32_t, std::int32_t count, std::int32_t at) {
+                   wanted_.push_back({c});
+                   parts.push_back({no_chunk, at, at + count});
+                 });
+    if (!take_wanted()) return false;
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].chunk = wanted_[i].own;
+    Hold& hold = holds_[to_size(s)];
+    release(hold);
+    hold.is_used = true;
+    hold.next = hold.end = position;
+    hold.prompt_end = record.size - 1;
+    hold.parts = std::move(parts);
+    num_recomputed_ += to_size(record.cursor - position);
+    record.cursor = position;
+    return true;
+  }
+
+  // ---- steps ---------------------------------------------------------------------------------
+
+  /// Of the available chunks, how many plan() is to take or hold for the step, at most.
+  [[nodiscard]] std::size_t chunks_needed(const StepRecord& step) const {
+    std::size_t needed = 0;
+    for (const StepEntry& entry : step.entries)
+      for_each_row(entry, [&](ChunkIndex of_tree, std::int32_t, std::int32_t, std::int32_t) {
+        const ChunkIndex c = chunks_.find(of_tree);
+        needed += c == no_chunk || chunks_.num_holds(c) == 0;
+      });
+    return needed;
+  }
+  /// Chunks for the rows of an open step, and where each of them is written, in the caller's order;
+  /// with the copies that it makes of those of the tree's plan. Again where the step gets another
+  /// plan. Throws OutOfChunks, with nothing changed but what was cached.
+  void plan(const StepRecord& step, const PlanView& tree, Array<WriteTarget>& writes,
+            Array<RowCopy>& copies) {
+    writes_.drop(step.number);
+    check_entries(step);
+    std::size_t num_copied = 0;
+    for (std::int32_t i = 0; i < tree.num_copies; ++i) num_copied += to_size(tree.copies[i].length);
+    WindowWrites::OfStep& own =
+        writes_.unused(to_size(tree.num_rows) + num_copied, step.entries.size());
+    writes.resize(to_size(tree.num_rows));
+    copies.clear();
+    copies.reserve(num_copied);
+    take_chunks(step);
+    // From here on nothing fails.
+    own.step = step.number;
+    plan_copies(tree, copies, own);
+    for (std::size_t i = 0; i < step.entries.size(); ++i) {
+      plan_rows(step.entries[i], tree, writes, own);
+      own.ends[i] = own.slots.size();
+    }
+    release_wanted();
+  }
+
+  [[noreturn]] CHUNKATTN_COLD void fail_out_of_chunks() const {
+    fail(OutOfChunks(num_missing_, chunks_.num_available(), chunks_.max_chunks()));
+  }
+
+  // ---- changes of the tree -------------------------------------------------------------------
+
+  void on_free(ChunkIndex chunk) noexcept override { chunks_.detach(chunk); }
+  void on_clear() noexcept override { chunks_.clear(); }
+  void on_step_end(const StepRecord& step, bool has_run) noexcept override {
+    WindowWrites::OfStep* const own = writes_.find(step.number);
+    if (own == nullptr) return;
+    std::size_t begin = own->num_copied;
+    writes_.settle(*own, 0, begin, has_run);
+    for (std::size_t e = 0; e < own->ends.size(); ++e) {
+      const StepEntry& entry = step.entries[e];
+      const bool counts = has_run && entry.epoch == core_.sequences[entry.sequence].epoch;
+      writes_.settle(*own, begin, own->ends[e], counts);
+      begin = own->ends[e];
+      if (counts) advance(entry);
+    }
+    own->step = 0;
+    if (!has_run) writes_.plan_again();
+  }
+  void on_void() noexcept override { writes_.plan_again(); }
+  void on_load(SequenceIndex s, TokenRange range) noexcept override {
+    core_.sequences.for_each_node(
+        s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+          core_.topology.for_each_run(
+              core_.topology.node(n), offset, length,
+              [&](ChunkIndex of_tree, std::int32_t first, std::int32_t count, std::int32_t) {
+                if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk)
+                  WindowChunks::for_each_word(c, first, count,
+                                              [&](const auto& slots) { chunks_.forget(slots); });
+              });
+        });
+  }
+  void on_leave(SequenceIndex s) noexcept override {
+    if (to_size(s) >= holds_.size() || !holds_[to_size(s)].is_used) return;
+    Hold& hold = holds_[to_size(s)];
+    keep(hold, hold.next);
+    release(hold);
+  }
+  void reserve(std::size_t) override {}
+  void on_release(NodeIndex, std::int32_t) noexcept override {}
+  void on_split(NodeIndex, NodeIndex) noexcept override {}
+  void on_merge(NodeIndex, NodeIndex) noexcept override {}
+  void on_written(NodeIndex) noexcept override {}
+
+  [[nodiscard]] bool is_consistent() const override {
+    Array<std::int32_t> holds(chunks_.high_water());
+    for (const Hold& hold : holds_)
+      for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
+        ++holds[to_size(hold.parts[i].chunk)];
+    for (const Hold& hold : holds_)  // released parts do not pile up
+      if (hold.first >= 32 && 2 * hold.first > hold.parts.size()) return false;
+    writes_.count_holds(holds);
+    for (std::size_t c = 0; c < holds.size(); ++c)
+      if (holds[c] != chunks_.num_holds(static_cast<ChunkIndex>(c))) return false;
+    return chunks_.is_consistent();
+  }
+
+ private:
+  /// Path positions [begin, end) of a sequence in one chunk.
+  struct Part {
+    ChunkIndex chunk;
+    std::int32_t begin, end;
+  };
+  /// A chunk of the tree, and the group's for it.
+  struct Wanted {
+    ChunkIndex of_tree;
+    ChunkIndex own = no_chunk;
+  };
+  struct PartOfNode {
+    NodeIndex node;
+    std::int32_t offset, length;
+  };
+  /// The chunks that a live sequence holds, for its next row and the steps that are not over.
+  struct Hold {
+    bool is_used = false;
+    std::int32_t next = 0;        ///< where its next row is, at least
+    std::int32_t end = 0;         ///< one past the last row of any step
+    std::int32_t prompt_end = 0;  ///< where the prompt, sent again, would be resumed
+    std::size_t first = 0;        ///< of `parts`; those before were released
+    Array<Part> parts;
+
+    /// Whether it has the window of a row at this position.
+    [[nodiscard]] bool covers(std::int32_t position) const noexcept {
+      return is_used && position <= end;
+    }
+  };
+
+  // The first position that a row at `next` reads.
+  [[nodiscard]] std::int32_t begin_of(std::int32_t next) const noexcept {
+    return (std::max)(0, next - held_);
+  }
+  // ---- slots ---------------------------------------------------------------------------------
+
+  // f(chunk of the tree, offset, count, path position) for positions of a sequence, in order.
+  template <class F>
+  void for_each_run(SequenceIndex s, TokenRange range, const F& f) const {
+    if (range.empty()) return;
+    nodes_.clear();
+    core_.sequences.for_each_node(s, range,
+                                  [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                                    nodes_.push_back({n, offset, length});
+                                  });
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      const PartOfNode part = nodes_[i];
+      const TreeNode& n = core_.topology.node(part.node);
+      const std::int32_t position = n.position + part.offset;
+      core_.topology.for_each_run(n, part.offset, part.length,
+                                  [&](ChunkIndex c, std::int32_t offset, std::int32_t count,
+                                      std::int32_t done) { f(c, offset, count, position + done); });
+    }
+  }
+  // The same for the rows of an entry.
+  template <class F>
+  CHUNKATTN_INLINE void for_each_row(const StepEntry& entry, const F& f) const {
+    if (entry.chunk != no_chunk) [[likely]]
+      return f(entry.chunk, entry.offset, 1, entry.begin);
+    for_each_run(entry.sequence, {entry.begin, entry.length}, f);
+  }
+  // Of `count` slots from `first` on, how many there are up to the last one without K/V. A fork has
+  // what its copies are to bring.
+  [[nodiscard]] std::int32_t num_missing(ChunkIndex of_tree, std::int32_t first,
+                                         std::int32_t count) const noexcept {
+    const bool is_target = core_.chunk_table[of_tree].pending_copies > 0;
+    const ChunkIndex c = chunks_.find(of_tree);
+    if (c == no_chunk && !is_target) return count;
+    std::int32_t end = first;
+    WindowChunks::for_each_word(c, first, count, [&](const WindowChunks::Slots& slots) {
+      std::uint64_t there = c == no_chunk ? 0 : chunks_.written(slots);
+      if (is_target) there |= copied(of_tree, slots);
+      if (const std::uint64_t missing = slots.mask & ~there; missing != 0)
+        end = 64 * slots.word + 64 - std::countl_zero(missing);
+    });
+    return end - first;
+  }
+  // Of these slots of a chunk of the tree, those that copies bring which no step has yet.
+  [[nodiscard]] std::uint64_t copied(ChunkIndex of_tree,
+                                     const WindowChunks::Slots& slots) const noexcept {
+    std::uint64_t bits = 0;
+    for (const PendingCopy& copy : core_.pending_copies) {
+      const ChunkIndex from = chunks_.find(copy.rows.source_chunk);
+      if (copy.rows.target_chunk != of_tree || from == no_chunk) continue;
+      if (copy.step != 0 && !core_.steps.is_void(copy.step)) continue;
+      for (std::int32_t i = 0; i < copy.rows.length; ++i) {
+        const std::int32_t to = copy.rows.target_begin + i;
+        if (to >> 6 == slots.word && chunks_.written(slot(from, copy.rows.source_begin + i)) != 0)
+          bits |= std::uint64_t{1} << (to & 63);
+      }
+    }
+    return bits & slots.mask;
+  }
+  [[nodiscard]] static WindowChunks::Slots slot(ChunkIndex c, std::int32_t offset) noexcept {
+    return {c, offset >> 6, std::uint64_t{1} << (offset & 63)};
+  }
+
+  // ---- what is held --------------------------------------------------------------------------
+
+  // Holds the group's chunk of each wanted chunk of the tree, and takes those that are not there.
+  // All that are there are held before one is evicted for another. False, with none held, where
+  // chunks are missing.
+  bool take_wanted() {
+    std::size_t fresh = 0;
+    ChunkIndex largest = 0;
+    for (Wanted& wanted : wanted_) {
+      wanted.own = chunks_.find(wanted.of_tree);
+      fresh += wanted.own == no_chunk;
+      largest = (std::max)(largest, wanted.of_tree);
+    }
+    chunks_.reserve(fresh, largest);
+    for (const Wanted& wanted : wanted_)
+      if (wanted.own != no_chunk) chunks_.hold(wanted.own);
+    if (fresh > chunks_.num_available()) {
+      num_missing_ = fresh;
+      for (const Wanted& wanted : wanted_)
+        if (wanted.own != no_chunk) chunks_.release(wanted.own);
+      wanted_.clear();
+      return false;
+    }
+    for (Wanted& wanted : wanted_) {
+      if (wanted.own != no_chunk) continue;
+      wanted.own = chunks_.find(wanted.of_tree);  // taken for an earlier one
+      if (wanted.own != no_chunk)
+        chunks_.hold(wanted.own);
+      else
+        wanted.own = chunks_.take(wanted.of_tree);
+    }
+    return true;
+  }
+  void release(Hold& hold) noexcept {
+    for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
+      chunks_.release(hold.parts[i].chunk);
+    hold.parts.clear();
+    hold.first = 0;
+    hold.is_used = false;
+  }
+  // The window before a position stays cached.
+  void keep(const Hold& hold, std::int32_t position) noexcept {
+    for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
+      if (hold.parts[i].end > begin_of(position) && hold.parts[i].begin < position)
+        chunks_.keep(hold.parts[i].chunk);
+  }
+  // The entry's rows have run.
+  void advance(const StepEntry& entry) noexcept {
+    Hold& hold = holds_[to_size(entry.sequence)];
+    const std::int32_t next = entry.output_position();
+    if (next <= hold.next) return;
+    for (NodeIndex i = core_.sequences[entry.sequence].tail; i != root_node;) {
+      const TreeNode& n = core_.topology.node(i);
+      if (n.position <= hold.next) break;
+      if (n.position <= next) keep(hold, n.position);
+      i = n.parent;
+    }
+    if (hold.prompt_end > hold.next && hold.prompt_end <= next) keep(hold, hold.prompt_end);
+    hold.next = next;
+    while (hold.first < hold.parts.size() && hold.parts[hold.first].end <= begin_of(next))
+      chunks_.release(hold.parts[hold.first++].chunk);
+    if (hold.first < 32 || 2 * hold.first < hold.parts.size()) return;
+    std::copy(hold.parts.begin() + hold.first, hold.parts.end(), hold.parts.begin());
+    hold.parts.resize(hold.parts.size() - hold.first);
+    hold.first = 0;
+  }
+
+  // ---- a step's plan -------------------------------------------------------------------------
+
+  void check_entries(const StepRecord& step) const {
+    check_argument(step.trees.empty(), "step", "with drafts that are a tree",
+                   "drafts that are a chain, for layers with windows");
+    for (const StepEntry& entry : step.entries) {
+      if (to_size(entry.sequence) < holds_.size() &&
+          holds_[to_size(entry.sequence)].covers(entry.begin)) [[likely]]
+        continue;
+      fail_argument("position of a sequence's first row", entry.begin,
+                    "one whose window is there: call resume() before add() unless is_ready()");
+    }
+  }
+  // A chunk for each run of rows, and what is there already is held until release_wanted().
+  void take_chunks(const StepRecord& step) {
+    wanted_.clear();
+    for (const StepEntry& entry : step.entries) {
+      Hold& hold = holds_[to_size(entry.sequence)];
+      hold.parts.reserve_more(to_size(entry.length));
+      const bool is_held = hold.parts.size() > hold.first && hold.parts.back().begin < entry.begin;
+      const ChunkIndex last = is_held ? hold.parts.back().chunk : no_chunk;
+      for_each_row(entry, [&](ChunkIndex c, std::int32_t, std::int32_t, std::int32_t) {
+        if (last == no_chunk || chunks_.find(c) != last) wanted_.push_back({c});
+      });
+    }
+    if (!take_wanted()) fail_out_of_chunks();
+  }
+  void release_wanted() noexcept {
+    for (const Wanted& wanted : wanted_) chunks_.release(wanted.own);
+    wanted_.clear();
+  }
+  void plan_copies(const PlanView& tree, Array<RowCopy>& copies,
+                   WindowWrites::OfStep& own) noexcept {
+    for (std::int32_t i = 0; i < tree.num_copies; ++i) {
+      const RowCopy& copy = tree.copies[i];
+      const ChunkIndex from = chunks_.find(copy.source_chunk);
+      const ChunkIndex to = chunks_.find(copy.target_chunk);
+      if (from == no_chunk || to == no_chunk) continue;
+      for (std::int32_t k = 0; k < copy.length; ++k) {
+        if (chunks_.known(slot(from, copy.source_begin + k)) == 0) continue;
+        copies.push_back({from, copy.source_begin + k, to, copy.target_begin + k, 1});
+        writes_.add(own, slot(to, copy.target_begin + k));
+      }
+    }
+    own.num_copied = own.slots.size();
+  }
+  // A row is written where the tree's is, and where only the group has lost it.
+  void plan_rows(const StepEntry& entry, const PlanView& tree, Array<WriteTarget>& writes,
+                 WindowWrites::OfStep& own) noexcept {
+    Hold& hold = holds_[to_size(entry.sequence)];
+    // Of a step that did not run, or drafts that were rejected.
+    while (hold.parts.size() > hold.first && hold.parts.back().begin >= entry.begin) {
+      chunks_.release(hold.parts.back().chunk);
+      hold.parts.pop_back();
+    }
+    hold.end = entry.end();
+    for_each_row(entry, [&](ChunkIndex of_tree, std::int32_t offset, std::int32_t count,
+                            std::int32_t position) {
+      const ChunkIndex c = chunks_.find(of_tree);
+      if (hold.parts.size() == hold.first || hold.parts.back().chunk != c) {
+        chunks_.hold(c);
+        hold.parts.push_back({c, position, position});
+      }
+      hold.parts.back().end = position + count;
+      const std::int32_t row = entry.first_row + position - entry.begin;
+      std::int32_t k = 0;
+      WindowChunks::for_each_word(c, offset, count, [&](WindowChunks::Slots slots) {
+        const std::uint64_t known = chunks_.known(slots);
+        std::uint64_t written = 0;
+        for (; k < count && (offset + k) >> 6 == slots.word; ++k) {
+          const std::uint64_t bit = std::uint64_t{1} << ((offset + k) & 63);
+          const bool writes_it = tree.writes[row + k].chunk != no_chunk || (known & bit) == 0;
+          writes[to_size(row + k)] =
+              writes_it ? WriteTarget{c, offset + k} : WriteTarget{no_chunk, 0};
+          if (writes_it) written |= bit;
+        }
+        slots.mask = written;
+        if (written != 0) writes_.add(own, slots);
+      });
+    });
+  }
+
+  TreeCore& core_;
+  const std::int32_t held_;  ///< positions before the next row that stay held
+  WindowChunks chunks_;
+  WindowWrites writes_{chunks_, core_.steps};
+  std::vector<Hold> holds_;  ///< by sequence
+  Array<Wanted> wanted_;
+  std::size_t num_missing_ = 0;  ///< chunks, where take_wanted() failed
+  mutable Array<PartOfNode> nodes_;
+  std::uint64_t num_recomputed_ = 0;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

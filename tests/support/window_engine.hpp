@@ -1,0 +1,557 @@
+// A random engine whose model has layers with and without windows: prompts join, fork, grow, are
+// truncated and leave, steps are planned twice, dropped, lost in flight and overlap, drafts are
+// accepted and rejected, either pool runs short, everything cached is forgotten.
+//
+// K, V and queries of a row are functions of its token path. So each output of each layer is held
+// against a softmax in double over what the path says, and every row that a group says it has must
+// hold what its path says. All other rows of a group are NaN.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/windowed_layers.hpp"
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+
+namespace test {
+
+/// What a row's K, V and q are made of: a hash of all tokens of its path.
+using PathHash = std::uint64_t;
+
+inline PathHash mixed(PathHash x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+inline PathHash extended(PathHash path, int token) {
+  return mixed(path * 31 + static_cast<PathHash>(token) + 0x9e3779b97f4a7c15u);
+}
+/// Element `i` of a row: which = 0 for K, 1 for V, 2 and up for the query heads.
+inline float element(PathHash path, int layer, int which, int i) {
+  const auto bits = mixed(path + static_cast<PathHash>(1000 * layer + 100 * which + i + 1));
+  return static_cast<float>(static_cast<std::int64_t>(bits)) * 0x1p-62f;
+}
+
+/// The shape of the model and of the pools.
+struct WindowModel {
+  static constexpr int head_dim = 8, num_qo_heads = 2;
+
+  std::vector<int> windows;           ///< of each group, a layer each; layer 0 has none
+  std::size_t max_chunks = 0;         ///< of the tree
+  std::size_t max_window_chunks = 0;  ///< of each group
+  std::optional<std::size_t> max_cached{};
+  chunkattn::TreeOptions tree{};
+  int max_text = 200;      ///< tokens
+  bool same_bits = false;  ///< as over the whole plan, with K/V of all tokens
+};
+
+/// Stands in for the kernels: reads plans as PlanView says, in double.
+struct PlainAttention {
+  using View = chunkattn::KvView<float>;
+  static constexpr int dim = WindowModel::head_dim, heads = WindowModel::num_qo_heads;
+
+  void write(const View& kv, const chunkattn::LiveView& plan, std::span<const float> k,
+             std::span<const float> v) {
+    for (int i = 0; i < plan.num_copies; ++i)
+      for (int t = 0; t < plan.copies[i].length; ++t) {
+        const auto& copy = plan.copies[i];
+        const int from = copy.source_begin + t, to = copy.target_begin + t;
+        std::copy_n(kv.k_row(copy.source_chunk, 0, from), dim, kv.k_row(copy.target_chunk, 0, to));
+        std::copy_n(kv.v_row(copy.source_chunk, 0, from), dim, kv.v_row(copy.target_chunk, 0, to));
+      }
+    std::set<std::pair<int, int>> targets;
+    for (int row = 0; row < plan.num_rows; ++row) {
+      const auto [chunk, offset] = plan.writes[row];
+      if (chunk == chunkattn::no_chunk) continue;
+      REQUIRE(targets.insert({chunk, offset}).second);  // by one row each
+      std::copy_n(k.data() + row * dim, dim, kv.k_row(chunk, 0, offset));
+      std::copy_n(v.data() + row * dim, dim, kv.v_row(chunk, 0, offset));
+    }
+  }
+  void run(const View& kv, const chunkattn::LiveView& plan, int window, std::span<const float> q,
+           std::span<float> out) {
+    for (int row = 0; row < plan.num_rows; ++row)
+      for (int h = 0; h < heads; ++h) run_head(kv, plan, window, row, h, q, out);
+  }
+
+ private:
+  static void run_head(const View& kv, const chunkattn::LiveView& plan, int window, int row, int h,
+                       std::span<const float> q, std::span<float> out) {
+    const int at = (plan.row_token[row] * heads + h) * dim;
+    double sums[dim] = {}, total = 0;
+    for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
+      const auto& segment = plan.segments[s];
+      REQUIRE((row >= segment.row_begin && row < segment.row_end));
+      for (int i = 0; i < segment.num_pieces; ++i) {
+        const chunkattn::Piece& piece = plan.pieces[segment.piece_begin + i];
+        for (int t = 0; t < visible_length(piece, plan.row_kv_len[row]); ++t) {
+          if (plan.row_kv_len[row] - 1 - piece.position - t >= window) continue;
+          const float* const k = kv.k_row(piece.chunk, 0, piece.begin + t);
+          const float* const v = kv.v_row(piece.chunk, 0, piece.begin + t);
+          double dot = 0;
+          for (int d = 0; d < dim; ++d) dot += double{q[to_size(at + d)]} * k[d];
+          const double p = std::exp(dot / std::sqrt(double{dim}));
+          total += p;
+          for (int d = 0; d < dim; ++d) sums[d] += p * v[d];
+        }
+      }
+    }
+    for (int d = 0; d < dim; ++d) out[to_size(at + d)] = static_cast<float>(sums[d] / total);
+  }
+  static std::size_t to_size(int n) { return static_cast<std::size_t>(n); }
+};
+
+/// What a run has seen, for tests that ask whether it saw what it should.
+struct WindowCounts {
+  std::uint64_t rows = 0, steps = 0, dropped = 0, lost = 0, refused = 0, resumed_early = 0;
+  std::uint64_t accepted = 0, rejected = 0, copies = 0;
+};
+
+/// \tparam Attention  write() and run() of PlainAttention
+template <int ChunkSize, class Attention>
+class WindowEngine {
+  static constexpr int no_window = std::numeric_limits<int>::max();
+  static constexpr int dim = WindowModel::head_dim, heads = WindowModel::num_qo_heads;
+
+ public:
+  using Tree = chunkattn::PrefixTree<int, ChunkSize, chunkattn::PoolAllocator, chunkattn::Lru>;
+  using Sequence = typename Tree::Sequence;
+  using Layers = chunkattn::WindowedLayers<Tree>;
+
+  WindowEngine(const WindowModel& model, std::uint64_t stream, Attention attention = {})
+      : model_(model),
+        random_(stream),
+        attention_(std::move(attention)),
+        tree_({.max_chunks = model.max_chunks}, model.tree),
+        full_(tree_, {1 + static_cast<int>(model.windows.size()), 1, dim}) {
+    for (const int window : model.windows)
+      groups_.push_back(std::make_unique<Group>(tree_, model, window));
+    for (int i = 0; i < 6; ++i) {
+      std::vector<int> text(to_size(random_.uniform(model.max_text / 2, model.max_text)));
+      for (int& token : text) token = random_.uniform(0, 2);
+      if (i > 0) {  // which begins as an earlier one does
+        const std::vector<int>& earlier = texts_[random_.index(texts_.size())];
+        const std::size_t shared = random_.index(std::min(earlier.size(), text.size()));
+        std::copy_n(earlier.begin(), shared, text.begin());
+      }
+      texts_.push_back(std::move(text));
+    }
+  }
+
+  /// Does something at random, mostly a step.
+  void operate() {
+    const int what = burst_ > 0 && random_.chance(0.9) ? 99 : random_.uniform(0, 99);
+    if (what < 12) return join();
+    if (what < 15) return fork();
+    if (what < 21) return leave();
+    if (what < 24) return edit();
+    if (what == 24 && random_.chance(0.1)) return tree_.clear();
+    if (what == 25 && !live_.empty()) return (void)any().take_over();
+    if (what >= 30) step();
+  }
+  /// Computes a prompt alone, so many rows at a time, and lets it go.
+  void answer(const std::vector<int>& prompt, int rows) {
+    live_.clear();
+    live_.push_back(tree_.insert(prompt));
+    rows_ = rows;
+    while (live_[0].num_written() < prompt.size()) {
+      burst_ = 2;
+      step();
+      while (!in_flight_.empty()) end_step();
+      tree_.device_idle();
+    }
+    burst_ = 0;
+    live_.clear();
+  }
+  /// All that a run is to end with: nothing held, and the pools' counts are right.
+  void finish() {
+    while (!in_flight_.empty()) end_step();
+    tree_.device_idle();  // steps that were lost are over
+    live_.clear();
+    check();
+    for (const auto& group : groups_) {
+      const auto stats = group->layers.stats();
+      CHECK(stats.used_chunks == stats.cached_chunks);
+    }
+    tree_.clear();
+    for (const auto& group : groups_) CHECK(group->layers.stats().used_chunks == 0);
+  }
+  [[nodiscard]] const WindowCounts& counts() const { return counts_; }
+  [[nodiscard]] typename Layers::Stats stats(std::size_t group) const {
+    return groups_[group]->layers.stats();
+  }
+
+ private:
+  struct Group {
+    Layers layers;
+    chunkattn::KvCache<chunkattn::Cpu, float> cache;
+    /// Arrays of plans by their versions.
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<int>> seen;
+    Group(Tree& tree, const WindowModel& model, int window)
+        : layers(tree, {.window = window,
+                        .max_chunks = model.max_window_chunks,
+                        .max_cached_chunks = model.max_cached}),
+          cache(layers, {1, 1, dim}) {}
+  };
+  /// A row of a step, in the caller's order.
+  struct Row {
+    std::shared_ptr<const std::vector<PathHash>> path;  ///< of the entry's last row
+    int end = 0;                                        ///< tokens of it that are the row's path
+    int token = 0;
+
+    [[nodiscard]] PathHash hash() const { return (*path)[static_cast<std::size_t>(end - 1)]; }
+  };
+  struct Flight {
+    typename Tree::InFlight step;
+    std::vector<Row> rows;
+  };
+
+  static std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
+  [[nodiscard]] static int sampled(PathHash path) { return static_cast<int>(mixed(path) % 3); }
+  Sequence& any() { return live_[random_.index(live_.size())]; }
+
+  // ---- what is not a step --------------------------------------------------------------------
+
+  void join() {
+    if (live_.size() >= 8) return;
+    std::vector<int> prompt = texts_[random_.index(texts_.size())];
+    prompt.resize(1 + random_.index(prompt.size()));
+    for (int n = random_.uniform(0, 20); n > 0; --n) prompt.push_back(random_.uniform(0, 2));
+    std::vector<std::size_t> found;
+    for (const auto& group : groups_) found.push_back(group->layers.find(prompt));
+    auto sequence = tree_.try_insert(prompt);
+    if (!sequence) return;
+    if (sequence->num_pending() == 0)
+      for (std::size_t i = 0; i < groups_.size(); ++i)  // the last token is computed in any case
+        CHECK(groups_[i]->layers.window_end(*sequence, Sequence::whole) <= found[i]);
+    live_.push_back(std::move(*sequence));
+  }
+  void fork() {
+    if (live_.empty() || live_.size() >= 8) return;
+    Sequence& from = any();
+    const std::size_t length =
+        random_.chance(0.5) ? Sequence::whole : 1 + random_.index(from.size());
+    if (auto twin = from.try_fork(length)) live_.push_back(std::move(*twin));
+  }
+  void leave() {
+    if (live_.empty()) return;
+    Sequence& one = any();
+    if (random_.chance(0.5)) texts_[random_.index(texts_.size())] = one.tokens();  // the next turn
+    std::swap(one, live_.back());
+    live_.pop_back();
+  }
+  void edit() {
+    if (live_.empty()) return;
+    Sequence& one = any();
+    if (random_.chance(0.5)) {
+      if (one.num_reserved() == 0)
+        (void)one.try_append({random_.uniform(0, 2), random_.uniform(0, 2)});
+    } else {
+      try {
+        one.truncate(1 + random_.index(one.size()));
+      } catch (const chunkattn::OutOfChunks&) {  // of the tree
+        ++counts_.refused;
+      }
+    }
+  }
+
+  // ---- a step --------------------------------------------------------------------------------
+
+  void step() {
+    if (!in_flight_.empty() && (num_outstanding() >= 4 || random_.chance(0.6))) return end_step();
+    if (num_outstanding() >= 4) tree_.device_idle();
+    auto step = tree_.begin_step();
+    if (burst_ > 0) {  // the batch before: its plan is kept
+      --burst_;
+    } else if (random_.chance(0.2)) {
+      burst_ = random_.uniform(1, 30);
+      rows_ = random_.uniform(1, 12);
+    }
+    for (Sequence& one : live_) {
+      if (burst_ == 0 && random_.chance(0.2)) continue;
+      if (one.num_reserved() > 1 || !resume(one)) continue;
+      std::vector<int> drafts;
+      if (burst_ == 0 && random_.chance(0.3) && one.num_reserved() == 0)
+        drafts.resize(random_.index(4));
+      for (int& draft : drafts) draft = random_.uniform(0, 2);
+      const int rows = burst_ > 0 ? rows_ : random_.uniform(1, 40);
+      (void)step.add(one, to_size(rows), {.tokens = drafts});
+    }
+    if (step.num_rows() == 0) return;
+    chunkattn::AttentionPlan& plan = plans_[burst_ > 0 ? 0 : random_.index(2)];
+    auto view = plan.build(step);
+    std::vector<chunkattn::LiveView> views;
+    if (!view_groups(view, step, views)) return;
+    if (random_.chance(0.05)) {
+      view = plan.build(step);
+      if (!view_groups(view, step, views)) return;
+    }
+    ++counts_.steps;
+    if (random_.chance(0.04)) return (void)++counts_.dropped;
+    const std::vector<Row> rows = rows_of(step, view);
+    for (std::size_t layer = 0; layer <= groups_.size(); ++layer)
+      compute(rows, layer, view, layer == 0 ? view : views[layer - 1]);
+    counts_.rows += rows.size();
+    for (const auto& one : views) counts_.copies += to_size(one.num_copies);
+    in_flight_.push_back({std::move(step).submit(), rows});
+    if (random_.chance(0.5)) end_step();
+  }
+  // Steps in flight, those that were lost included.
+  [[nodiscard]] int num_outstanding() const {
+    int outstanding = 0;
+    for (const auto& step : chunkattn::detail::TreeAccess::core(tree_).steps.all())
+      outstanding += chunkattn::detail::StepTable::is_outstanding(*step);
+    return outstanding;
+  }
+  // Whether the sequence can be added now.
+  bool resume(Sequence& one) {
+    bool ready = true;
+    for (const auto& group : groups_) ready = ready && group->layers.is_ready(one);
+    if (ready) return true;
+    const bool busy = one.num_reserved() > 0 || one.num_pending() > 0 || is_in_flight(one);
+    if (busy) {
+      if (one.num_reserved() > 0 || is_in_flight(one))
+        CHECK_THROWS_AS((void)groups_[0]->layers.resume(one), const chunkattn::InvalidArgument&);
+      return false;
+    }
+    const std::size_t before = one.num_scheduled();
+    std::size_t position = Sequence::whole;
+    for (std::size_t last = 0; position != last;) {  // the last one that all groups have
+      last = position;
+      for (const auto& group : groups_) position = group->layers.window_end(one, position);
+    }
+    for (const auto& group : groups_) {
+      const auto stats = group->layers.stats();
+      try {
+        const std::size_t resumed = group->layers.resume(one, position);
+        CHECK(resumed == position);
+      } catch (const chunkattn::OutOfChunks&) {
+        ++counts_.refused;
+        CHECK(group->layers.stats().used_chunks == stats.used_chunks);
+        return false;
+      }
+      CHECK(group->layers.is_ready(one));
+    }
+    CHECK(one.num_scheduled() == position);
+    if (position < before) ++counts_.resumed_early;
+    return true;
+  }
+  [[nodiscard]] bool is_in_flight(const Sequence& one) const {
+    const auto& core = chunkattn::detail::TreeAccess::core(tree_);
+    return core.sequences[chunkattn::detail::TreeAccess::index(one)].steps > 0;
+  }
+  bool view_groups(const typename Tree::StepView& view, const typename Tree::Step& step,
+                   std::vector<chunkattn::LiveView>& views) {
+    views.clear();
+    for (const auto& group : groups_) {
+      const std::size_t needed = group->layers.chunks_needed(step);
+      const bool fits = needed <= group->layers.chunks_available();
+      const std::size_t used = group->layers.stats().used_chunks;
+      const std::size_t available = group->layers.chunks_available();
+      try {
+        views.push_back(group->layers.view(view));
+        check_versions(*group, views.back());
+        CHECK(group->layers.stats().used_chunks <= used + needed);
+        CHECK(available <= group->layers.chunks_available() + needed);
+      } catch (const chunkattn::OutOfChunks&) {
+        ++counts_.refused;
+        CHECK(!fits);
+        check();
+        if (!live_.empty()) leave();  // so that others can go on
+        return false;
+      }
+    }
+    return true;
+  }
+  // Of equal versions are equal arrays, which kernels rely on.
+  static void check_versions(Group& group, const chunkattn::PlanView& plan) {
+    std::vector<int> arrays;
+    for (int s = 0; s < plan.num_segments; ++s) {
+      const auto& segment = plan.segments[s];
+      arrays.insert(arrays.end(), {segment.position, segment.length, segment.piece_begin});
+      for (int i = 0; i < segment.num_pieces; ++i) {
+        const auto& piece = plan.pieces[segment.piece_begin + i];
+        arrays.insert(arrays.end(), {piece.chunk, piece.position, piece.length});
+      }
+    }
+    const auto [known, is_new] =
+        group.seen.insert({{plan.segments_version, plan.pieces_version}, arrays});
+    if (!is_new) CHECK(known->second == arrays);
+    if (group.seen.size() > 100) group.seen.erase(group.seen.begin());
+  }
+  [[nodiscard]] std::vector<Row> rows_of(const typename Tree::Step& step,
+                                         const typename Tree::StepView& view) {
+    std::vector<Row> rows(to_size(view.num_rows));
+    const std::vector<int> tokens = view.tokens(-1);
+    const auto& core = chunkattn::detail::TreeAccess::core(tree_);
+    for (const auto& record : core.steps.all()) {
+      if (record->number != step.number()) continue;
+      for (const auto& entry : record->entries)
+        for (const Sequence& one : live_) {
+          if (one.id() != entry.id()) continue;
+          const std::vector<int> known = one.tokens();
+          auto path = std::make_shared<std::vector<PathHash>>();
+          for (int i = 0; i < entry.end(); ++i) {
+            const PathHash before = path->empty() ? 1 : path->back();
+            const int row = entry.first_row + i - entry.begin;
+            int token = i >= entry.begin ? tokens[to_size(row)] : -1;
+            if (token < 0) token = to_size(i) < known.size() ? known[to_size(i)] : sampled(before);
+            path->push_back(extended(before, token));
+            if (i >= entry.begin) rows[to_size(row)] = {path, i + 1, token};
+          }
+        }
+    }
+    return rows;
+  }
+  void compute(const std::vector<Row>& rows, std::size_t layer, const chunkattn::LiveView& whole,
+               const chunkattn::LiveView& plan) {
+    std::vector<float> k(rows.size() * dim), v(rows.size() * dim), q(rows.size() * dim * heads);
+    std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
+    const int l = static_cast<int>(layer);
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      for (int i = 0; i < dim; ++i) {
+        const std::size_t at = r * dim + to_size(i);
+        k[at] = element(rows[r].hash(), l, 0, i);
+        v[at] = element(rows[r].hash(), l, 1, i);
+        for (int h = 0; h < heads; ++h)
+          q[(r * heads + to_size(h)) * dim + to_size(i)] = 2 * element(rows[r].hash(), l, 2 + h, i);
+      }
+    const int window = layer == 0 ? no_window : model_.windows[layer - 1];
+    const auto kv = layer == 0 ? full_.layer(0) : groups_[layer - 1]->cache.layer(0);
+    attention_.write(kv, plan, k, v);
+    attention_.run(kv, plan, window, q, out);
+    if (layer > 0 && model_.same_bits) {  // as with K/V of all tokens
+      std::vector<float> expected(out.size());
+      attention_.write(full_.layer(l), whole, k, v);
+      attention_.run(full_.layer(l), whole, window, q, expected);
+      CHECK(out == expected);
+    }
+    for (int row = 0; row < plan.num_rows; ++row) check_row(plan, row, rows, l, window, q, out);
+  }
+  void check_row(const chunkattn::LiveView& plan, int row, const std::vector<Row>& rows, int layer,
+                 int window, std::span<const float> q, std::span<const float> out) {
+    const int token = plan.row_token[row];
+    const std::vector<PathHash>& path = *rows[to_size(token)].path;
+    const int end = plan.row_kv_len[row];
+    REQUIRE(rows[to_size(token)].end == end);
+    for (int h = 0; h < heads; ++h) {
+      const std::size_t at = to_size(token * heads + h) * dim;
+      double sums[dim] = {}, total = 0;
+      for (int t = window < end ? end - window : 0; t < end; ++t) {
+        double dot = 0;
+        for (int i = 0; i < dim; ++i)
+          dot += double{q[at + to_size(i)]} * element(path[to_size(t)], layer, 0, i);
+        const double p = std::exp(dot / std::sqrt(double{dim}));
+        total += p;
+        for (int i = 0; i < dim; ++i) sums[i] += p * element(path[to_size(t)], layer, 1, i);
+      }
+      for (int i = 0; i < dim; ++i) {
+        const double error = std::abs(sums[i] / total - double{out[at + to_size(i)]});
+        if (error < 1e-5) continue;
+        FAIL("layer ", layer, ", position ", end - 1, ", error ", error);
+      }
+    }
+  }
+  void end_step() {
+    Flight flight = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    if (random_.chance(0.05)) {
+      ++counts_.lost;
+      {
+        auto lost = std::move(flight.step);
+      }
+      if (random_.chance(0.5)) tree_.device_idle();
+    } else {
+      auto finished = std::move(flight.step).finish();
+      for (const auto& row : finished.rows()) {
+        const int first = row.output_row();
+        std::vector<int> outputs;
+        for (int d = 0;; ++d) {
+          outputs.push_back(sampled(flight.rows[to_size(first + d)].hash()));
+          if (d == row.num_drafts) break;
+          if (outputs.back() != flight.rows[to_size(first + d + 1)].token) break;
+          ++counts_.accepted;
+        }
+        counts_.rejected += to_size(row.num_drafts) + 1 - outputs.size();
+        finished.commit(row, outputs);
+      }
+    }
+    check();
+  }
+
+  // ---- what holds between operations -----------------------------------------------------------
+
+  void check() {
+    check_invariants(tree_);
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const auto& group = chunkattn::detail::WindowAccess::group(groups_[g]->layers);
+      REQUIRE(group.is_consistent());
+      poison(group.chunks(), groups_[g]->cache);
+      for (const Sequence& one : live_) check_rows(one, group.chunks(), g);
+    }
+  }
+  // Rows that nobody may read are NaN.
+  void poison(const chunkattn::detail::WindowChunks& chunks,
+              chunkattn::KvCache<chunkattn::Cpu, float>& cache) {
+    const auto kv = cache.layer(0);
+    for (int c = 0; c < static_cast<int>(chunks.high_water()); ++c)
+      for (int slot = 0; slot < ChunkSize; ++slot) {
+        if (chunks.known({c, slot >> 6, std::uint64_t{1} << (slot & 63)}) != 0) continue;
+        std::fill_n(kv.k_row(c, 0, slot), dim, std::numeric_limits<float>::quiet_NaN());
+        std::fill_n(kv.v_row(c, 0, slot), dim, std::numeric_limits<float>::quiet_NaN());
+      }
+  }
+  // Rows that a group says it has are those of the sequence's path.
+  void check_rows(const Sequence& one, const chunkattn::detail::WindowChunks& chunks,
+                  std::size_t g) {
+    const auto kv = groups_[g]->cache.layer(0);
+    const std::vector<int> tokens = one.tokens();
+    PathHash path = 1;
+    one.for_each_run(
+        {0, static_cast<std::int32_t>(one.num_written())}, [&](const chunkattn::Piece& piece) {
+          const int c = chunks.find(piece.chunk);
+          for (int t = 0; t < piece.length; ++t) {
+            path = extended(path, tokens[to_size(piece.position + t)]);
+            const int slot = piece.begin + t;
+            if (c < 0 || chunks.written({c, slot >> 6, std::uint64_t{1} << (slot & 63)}) == 0)
+              continue;
+            const float expected = element(path, static_cast<int>(g) + 1, 0, 0);
+            if (*kv.k_row(c, 0, slot) != expected)
+              FAIL("group ", g, ", position ", piece.position + t, ": another token's K/V");
+          }
+        });
+  }
+
+  WindowModel model_;
+  Random random_;
+  Attention attention_;
+  Tree tree_;
+  chunkattn::KvCache<chunkattn::Cpu, float> full_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  chunkattn::AttentionPlan plans_[2];
+  std::vector<std::vector<int>> texts_;
+  std::vector<Sequence> live_;
+  std::deque<Flight> in_flight_;
+  WindowCounts counts_;
+  int burst_ = 0,
+      rows_ = 0;  ///< steps of the same batch that are to come, and rows of each sequence
+};
+
+}  // namespace test
