@@ -235,6 +235,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     }
     if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);
     detail::check_host_memory(variant);
+    detail::check_window(variant, view);
     detail::check_pieces(layer, view);
     detail::check_written(layer, view);
 

@@ -87,8 +87,9 @@ struct PlanView {
   const RowCopy* copies = nullptr;            ///< [num_copies]
   std::uint64_t segments_version = 0;  ///< changes with rows, segments or their row intervals
   std::uint64_t pieces_version = 0;    ///< changes when any piece or segment length changes
-  std::uint64_t tree_id = 0;           ///< number of the tree; 0: made by hand
-  std::uint64_t step_number = 0;       ///< number of the step in that tree; 0: made by hand
+  std::int32_t window = 0;    ///< keys that a row sees at most, its own included; 0: all are here
+  std::uint64_t tree_id = 0;  ///< number of the tree; 0: made by hand
+  std::uint64_t step_number = 0;  ///< number of the step in that tree; 0: made by hand
 
   /// Whether write() has anything to do: rows to store, or copies to make.
   [[nodiscard]] bool writes_anything() const noexcept {

@@ -9,6 +9,8 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/variants.hpp"
+#include "tests/support/refused.hpp"
+#include "tests/support/steps.hpp"
 #include "tests/support/window_engine.hpp"
 
 using namespace chunkattn;
@@ -50,6 +52,39 @@ void run(WindowModel model, CpuOptions::Reduce reduce, std::uint64_t stream) {
   for (int i = test::scaled(1000); i > 0; --i) engine.operate();
   engine.finish();
   CHECK(engine.counts().rows > 0);
+}
+
+TEST_CASE("a variant that does not hide what the plan lacks is refused") {
+  using Tree = PrefixTree<int, 16>;
+  constexpr int dim = WindowModel::head_dim;
+  Tree tree;
+  WindowedLayers<Tree> layers(tree, {.window = 20, .max_chunks = 100});
+  KvCache<Cpu, float> cache(layers, {1, 1, dim});
+  ChunkAttention<Cpu, dim> attention(1);
+  AttentionPlan plan;
+  const auto attend = [&](std::size_t length, const auto& variant) {
+    auto one = tree.insert(test::iota(0, length));
+    layers.resume(one);
+    auto step = tree.begin_step();
+    REQUIRE(step.add(one));
+    const LiveView view = layers.view(plan.build(step));
+    const std::vector<float> rows(to_size(view.num_rows * dim));
+    std::vector<float> out(rows.size());
+    attention.write(cache.layer(0), view, rows, rows);
+    return test::refused([&] { attention.run(cache.layer(0), view, variant, rows, out); });
+  };
+  const char* const refusal =
+      "variant = without the window of the plan's layers: expected SlidingWindow{20}, or a smaller "
+      "one, with keep = 0";
+  CHECK(attend(21, NoVariant{}) == refusal);
+  CHECK(attend(22, SlidingWindow{21}) == refusal);
+  CHECK(attend(23, SlidingWindow{20, 1}) == refusal);
+  CHECK(attend(24, SoftCap{30}) == refusal);
+  CHECK(attend(25, SlidingWindow{20}) == "no error");
+  CHECK(attend(26, SlidingWindow{3}) == "no error");
+  CHECK(attend(27, combine(SoftCap{30}, SlidingWindow{20})) == "no error");
+  tree.clear();
+  CHECK(attend(20, NoVariant{}) == "no error");  // all keys are there
 }
 
 TEST_CASE("rows that are computed again end before the segments of their path do") {

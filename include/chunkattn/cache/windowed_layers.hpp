@@ -126,7 +126,8 @@ class WindowedLayers {
 
   /// The plan of the group's layers, for a step whose plan was built: the same rows and the same
   /// ticket, but the group's chunks, and only those that windows touch. Call it once for each plan,
-  /// before write() and run() of any layer of the group; run() takes SlidingWindow{window}.
+  /// before write() and run() of any layer of the group; run() takes SlidingWindow{window}, or
+  /// another variant with masked() that hides as much, and refuses what does not.
   /// \throws InvalidArgument for a sequence without its window: see is_ready(), and for drafts that
   ///         are a tree
   /// \throws OutOfChunks with nothing changed but what was cached; the step is to be dropped
@@ -142,6 +143,7 @@ class WindowedLayers {
     plan.update(step_view, group_->chunks(), options_.window);
     plan.put_into(view);
     view.tree_id = id_;
+    view.window = options_.window;
     return view;
   }
   /// Chunks that view() takes for an open step, at most: admission asks before build().

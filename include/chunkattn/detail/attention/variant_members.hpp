@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "../../plan_view.hpp"
 #include "../support/bit_cast.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
@@ -62,6 +63,24 @@ inline void check_slopes(std::string_view name, std::span<const float> slopes) {
   for (std::size_t head = 0; head < slopes.size(); ++head)
     if (!is_positive_finite(slopes[head])) [[unlikely]]
       fail_argument(joined({name, "[", head, "]"}), slopes[head], "a positive finite slope");
+}
+
+/// Checks that a variant hides from each row all keys before the plan's window, which the plan may
+/// lack.
+template <class V>
+void check_window(const V& variant, const PlanView& plan) {
+  if (plan.window == 0) [[likely]]
+    return;
+  for (std::int32_t row = 0; row < plan.num_rows; ++row) {
+    const std::int32_t begin = plan.row_kv_len[row] - plan.window;
+    if (begin <= 0) continue;
+    if constexpr (SkipsKeys<V>) {
+      const auto range = variant.masked(plan.row_kv_len[row] - 1);
+      if (range.begin <= 0 && range.end >= begin) continue;
+    }
+    fail_argument("variant", "without the window of the plan's layers",
+                  {"SlidingWindow{", plan.window, "}, or a smaller one, with keep = 0"});
+  }
 }
 
 /// Checks what a variant points to in memory of the host: overloads in variants.hpp.

@@ -301,6 +301,7 @@ class DeviceState {
     check_out_beside_q(q, out);
     if (!lse.empty()) check_lse_beside(lse, q, out);
     check_variant(variant);
+    check_window(variant, view);
     prepare(plan, stream);
 
     const bool capturing = is_capturing(stream);
