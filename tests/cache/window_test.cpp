@@ -13,6 +13,7 @@
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/cache/windowed_layers.hpp"
+#include "chunkattn/detail/kv/checks.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
@@ -474,6 +475,67 @@ TEST_CASE("K/V of rejected drafts is not that of tokens loaded in their place") 
   CHECK(model.layers.window_end(one, Tree::Sequence::whole) == 21);
 }
 
+TEST_CASE("tokens that are loaded over rejected drafts or rows of a dropped step are not ready") {
+  using Tree = PrefixTree<int, 16>;
+  Model<Tree> model(40);
+  auto one = model.tree.insert(test::iota(0, 20));
+  model.layers.resume(one);
+  {
+    auto step = model.tree.begin_step();
+    const int drafts[] = {70, 71, 72};
+    REQUIRE(step.add(one, 100, {.tokens = drafts}));
+    (void)model.layers.view(model.plan.build(step));
+    auto finished = std::move(step).finish();
+    for (const auto& row : finished.rows()) finished.commit(row, 80);
+  }
+  CHECK(model.layers.is_ready(one));
+  one.append({81, 82, 83});
+  SUBCASE("loaded") {
+    one.mark_loaded({20, 3});
+  }
+  SUBCASE("computed without a view") {
+    auto step = model.tree.begin_step();
+    REQUIRE(step.add(one, 3));
+    (void)model.plan.build(step);
+    auto finished = std::move(step).finish();
+  }
+  CHECK(one.num_scheduled() == 23);
+  CHECK_FALSE(model.layers.is_ready(one));
+  CHECK(model.layers.resume(one) == 20);
+
+  auto two = model.tree.insert(test::iota(100, 20));
+  model.layers.resume(two);
+  {
+    auto step = model.tree.begin_step();
+    REQUIRE(step.add(two));
+    (void)model.layers.view(model.plan.build(step));
+  }
+  CHECK(model.layers.is_ready(two));
+  two.mark_loaded({0, 19});
+  CHECK_FALSE(model.layers.is_ready(two));
+}
+
+TEST_CASE("a group's cache checks what the group writes") {
+  using Tree = PrefixTree<int, 16>;
+  Tree tree;
+  WindowedLayers<Tree> layers(tree, {.window = 20, .max_chunks = 8});
+  KvCache<Cpu, float> full(tree, {1, 1, 8, {}, false, true});
+  KvCache<Cpu, float> near(layers, {1, 1, 8, {}, false, true});
+  auto one = tree.insert(test::iota(0, 20));
+  one.mark_loaded({0, 19});
+  REQUIRE(layers.resume(one) == 0);
+  AttentionPlan plan;
+  auto step = tree.begin_step();
+  REQUIRE(step.add(one, 10));  // which full layers have
+  const auto view = plan.build(step);
+  const LiveView near_view = layers.view(view);
+  CHECK_FALSE(view.writes_anything());
+  CHECK(refused([&] { (void)std::move(step).finish(); }).starts_with("layer = 0: expected step 1"));
+  CHECK(refused([&] { mark_written(near.layer(0), view); }).starts_with("layer = of another tree"));
+  mark_written(near.layer(0), near_view);
+  auto finished = std::move(step).finish();
+}
+
 TEST_CASE("a step whose view was not taken leaves sequences not ready") {
   using Tree = PrefixTree<int, 16>;
   Model<Tree> model(40);
@@ -545,6 +607,7 @@ TEST_CASE("what does not fit is refused before anything changes") {
   CHECK(refused([&] { Layers(tree, {.window = 1, .max_chunks = 0}); }) ==
         "max_chunks = 0: expected 1 to 2^31 - 1");
   Layers layers(tree, {.window = 20, .max_chunks = 4});
+  KvCache<Cpu, float> kv(layers, {1, 1, 8});
   auto stranger = other.insert({1, 2, 3});
   CHECK(refused([&] { layers.resume(stranger); }) ==
         "sequence = of another tree: expected one of this tree");
@@ -603,6 +666,7 @@ TEST_CASE("what does not fit is refused before anything changes") {
   tree = Tree();
   CHECK(refused([&] { layers.resume(one); }).starts_with("windowed layers = orphaned"));
   CHECK(layers.stats().used_chunks > 0);
+  CHECK(refused([&] { (void)kv.layer(0); }).starts_with("cache = orphaned"));
 }
 
 TEST_CASE("drafts that are a tree are refused by name") {

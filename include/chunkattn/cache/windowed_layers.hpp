@@ -14,6 +14,7 @@
 #include "../detail/support/check.hpp"
 #include "../detail/support/chunk_source.hpp"
 #include "../detail/support/config.hpp"
+#include "../detail/support/step_observers.hpp"
 #include "../detail/tree/core.hpp"
 #include "../detail/tree/token_tree.hpp"
 #include "../plan_view.hpp"
@@ -144,6 +145,10 @@ class WindowedLayers {
     plan.put_into(view);
     view.tree_id = id_;
     view.window = options_.window;
+    if (auto& observers = *shared_core().steps.observers(); observers.any()) [[unlikely]]
+      observers.for_each([&](detail::StepObserver& o) {
+        o.on_built(view.step_number, view.writes_anything(), id_);
+      });
     return view;
   }
   /// Chunks that view() takes for an open step, at most: admission asks before build().
@@ -205,10 +210,18 @@ class WindowedLayers {
     detail::fail_argument("step", number, "an open one of this tree");
   }
   [[nodiscard]] detail::ChunkSource chunk_source() const {
-    const auto chunks_of = [](const void* group) {
-      return static_cast<const detail::WindowGroup*>(group)->chunks().high_water();
+    struct Memory {
+      decltype(shared_) shared;
+      std::shared_ptr<const detail::WindowGroup> group;
     };
-    return {group_, chunks_of, id_, shared_core().steps.observers()};
+    const auto chunks_of = [](const void* source) {
+      const auto& memory = *static_cast<const Memory*>(source);
+      detail::check_argument(memory.shared->tree.has_value(), "cache", "orphaned",
+                             "one whose tree still exists");
+      return memory.group->chunks().high_water();
+    };
+    return {std::make_shared<const Memory>(shared_, group_), chunks_of, id_,
+            shared_core().steps.observers()};
   }
   // Each AttentionPlan has one, so that plans which are built in turn keep their arrays.
   [[nodiscard]] detail::WindowPlan& plan_for(const LiveView& view) {

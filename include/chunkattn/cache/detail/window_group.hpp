@@ -151,21 +151,34 @@ class WindowGroup final : public NodeObserver {
   void on_clear() noexcept override { chunks_.clear(); }
   void on_step_end(const StepRecord& step, bool has_run) noexcept override {
     WindowWrites::OfStep* const own = writes_.find(step.number);
-    if (own == nullptr) return;
-    std::size_t begin = own->num_copied;
-    writes_.settle(*own, 0, begin, has_run);
-    for (std::size_t e = 0; e < own->ends.size(); ++e) {
+    std::size_t begin = 0, num_planned = 0;
+    if (own != nullptr) {
+      begin = own->num_copied;
+      num_planned = own->ends.size();
+      writes_.settle(*own, 0, begin, has_run);
+    }
+    for (std::size_t e = 0; e < step.entries.size(); ++e) {
       const StepEntry& entry = step.entries[e];
       const bool counts = has_run && entry.epoch == core_.sequences[entry.sequence].epoch;
+      if (e >= num_planned) {  // view() was not called
+        if (counts) on_load(entry.sequence, {entry.begin, entry.length});
+        continue;
+      }
       writes_.settle(*own, begin, own->ends[e], counts);
       begin = own->ends[e];
       if (counts) advance(entry);
     }
+    if (own == nullptr) return;
     own->step = 0;
     if (!has_run) writes_.plan_again();
   }
   void on_void() noexcept override { writes_.plan_again(); }
   void on_load(SequenceIndex s, TokenRange range) noexcept override {
+    // Beyond its next row a hold has rows of drafts that were rejected, and of dropped steps.
+    if (to_size(s) < holds_.size()) {
+      Hold& hold = holds_[to_size(s)];
+      hold.end = (std::min)(hold.end, (std::max)(hold.next, range.begin));
+    }
     core_.sequences.for_each_node(
         s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
           core_.topology.for_each_run(

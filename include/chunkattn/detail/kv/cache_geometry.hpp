@@ -44,7 +44,8 @@ template <class Options>
   if (!options.check_writes) return nullptr;
   check_argument(source.step_observers != nullptr, "options.check_writes", "true",
                  "false for memory that follows no PrefixTree: there are no steps to check");
-  auto check = std::make_shared<WriteCheck>(options.num_layers, options.num_kv_heads);
+  auto check =
+      std::make_shared<WriteCheck>(options.num_layers, options.num_kv_heads, source.tree_id);
   source.step_observers->add(check);
   return check;
 }

@@ -22,11 +22,14 @@ namespace detail {
 /// what they write and read; both on any thread.
 class WriteCheck final : public StepObserver {
  public:
-  WriteCheck(int num_layers, int num_kv_heads) : num_layers_(num_layers), heads_(num_kv_heads) {}
+  /// \param id  of the tree or the group whose plans have the cache's chunks
+  WriteCheck(int num_layers, int num_kv_heads, std::uint64_t id)
+      : num_layers_(num_layers), heads_(num_kv_heads), id_(id) {}
 
   /// A plan was built for the step: forgets what was written by an earlier plan of it.
   /// \param writes  there are rows to write, or copies to make
-  CHUNKATTN_COLD void on_built(std::uint64_t step, bool writes) override {
+  CHUNKATTN_COLD void on_built(std::uint64_t step, bool writes, std::uint64_t id) override {
+    if (id != id_) return;  // of layers that another cache has
     const std::lock_guard guard(mutex_);
     erase(step);
     if (writes)
@@ -98,6 +101,7 @@ class WriteCheck final : public StepObserver {
   }
 
   int num_layers_, heads_;
+  std::uint64_t id_;
   std::mutex mutex_;
   std::vector<Writes> steps_;  // at most those in flight, and the open one
 };

@@ -17,7 +17,8 @@ class StepObserver {
   virtual ~StepObserver() = default;
   /// A plan was built for the step; an earlier plan of it is out of date.
   /// \param writes  there are rows to write, or copies to make
-  virtual void on_built(std::uint64_t step, bool writes) = 0;
+  /// \param id      PlanView::tree_id: the tree's, or that of a group with chunks of its own
+  virtual void on_built(std::uint64_t step, bool writes, std::uint64_t id) = 0;
   /// The step is about to finish; what is thrown here stops it.
   virtual void on_finish(std::uint64_t step) = 0;
   /// The step has finished or was dropped.

@@ -104,8 +104,9 @@ class StepReader {
     view.tree_id = core_.id;
     view.step_number = step_.number;
     if (auto& observers = *core_.steps.observers(); observers.any()) [[unlikely]]
-      observers.for_each(
-          [&](StepObserver& o) { o.on_built(view.step_number, view.writes_anything()); });
+      observers.for_each([&](StepObserver& o) {
+        o.on_built(view.step_number, view.writes_anything(), view.tree_id);
+      });
     ticket->set(number);
     step_.ticket_number = number;
     step_.ticket = ticket;
