@@ -32,7 +32,8 @@ enum cudaError_t {
   cudaErrorLaunchFailure = 719,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
-  cudaErrorStreamCaptureImplicit = 906
+  cudaErrorStreamCaptureImplicit = 906,
+  cudaErrorCapturedEvent = 907
 };
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
 enum cudaStreamCaptureMode {
@@ -81,6 +82,7 @@ struct Event {
   int device = 0;
   Stream* stream = nullptr;
   std::uint64_t recorded = 0;
+  bool captured = false;  // recorded inside a capture last: nobody can wait for it, or ask
   // Outlives the event.
   std::shared_ptr<std::uint64_t> passed = std::make_shared<std::uint64_t>(0);
   /// A stream that is gone, or whose work was dropped, has done it.

@@ -182,6 +182,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (event->device != simt::stream_of(stream).device)
     return simt::device().result(cudaErrorInvalidResourceHandle);
   event->stream = &simt::stream_of(stream);
+  event->captured = event->stream->capture != nullptr;
   const std::uint64_t number = ++event->recorded;
   event->stream->enqueue([passed = event->passed, number] { *passed = number; });
   return cudaSuccess;
@@ -189,11 +190,13 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   const cudaError_t result = simt::device().unsafe("cudaEventQuery");
   if (result != cudaSuccess) return result;
+  if (event->captured) return simt::device().result(cudaErrorCapturedEvent);
   return simt::device().result(event->is_under_way() ? cudaErrorNotReady : cudaSuccess);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const cudaError_t result = simt::device().unsafe("cudaEventSynchronize");
   if (result != cudaSuccess) return result;
+  if (event->captured) return simt::device().result(cudaErrorCapturedEvent);
   while (event->is_under_way()) {  // no further than it must
     const simt::Operation operation = std::move(event->stream->queue.front());
     event->stream->queue.pop_front();
