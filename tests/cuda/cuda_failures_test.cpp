@@ -2,6 +2,7 @@
 // step is right, or is refused. On the fake device.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -220,13 +221,16 @@ TEST_CASE("rows that a caller places anywhere are written there") {
         if (write.chunk == chunkattn::no_chunk) write = {0, 0};
       }
       auto& moved = plan.writes[random.index(plan.writes.size())];
-      const int what = random.uniform(0, 3);
+      const int what = random.uniform(0, 4);
       if (what == 1) moved.offset = (moved.offset + 1) % options.chunk_size;
       if (what == 2) moved.chunk = (moved.chunk + 1) % plan.num_chunks;
       if (what == 3) moved = {chunkattn::no_chunk, 0};
+      if (what == 4) ++plan.row_kv_len[random.index(plan.row_kv_len.size())];  // two more
       attention.prepare(plan.view(), &stream);
       stream.drain();
       const auto* const on_device = chunkattn::plan_upload_of(attention).memory().writes;
+      const auto* const lengths = chunkattn::plan_upload_of(attention).memory().row_kv_len;
+      CHECK(std::equal(plan.row_kv_len.begin(), plan.row_kv_len.end(), lengths));
       for (std::size_t token = 0; token < plan.writes.size(); ++token) {
         CHECK(on_device[token].chunk == plan.writes[token].chunk);
         CHECK(on_device[token].offset == plan.writes[token].offset);

@@ -170,6 +170,31 @@ TEST_CASE("a row has partial results of the blocks before its last, and of no ot
   Scheduler list;
   list.build(plan.view(), {4, 2, 16}, invariant_model(), {1u << 10, 1u << 10, 1u << 20});
   CHECK(list.num_partials() == (4 + 1) * 4);
+  // Rows may see more of their last blocks; whichever enters another one makes the list stale.
+  for (std::int32_t& length : plan.row_kv_len) length += length % block == 0 ? 0 : 1;
+  CHECK(list.keeps_blocks(plan.view()));
+  for (std::int32_t& length : plan.row_kv_len) {
+    const std::int32_t before =
+        std::exchange(length, length > 2 * block ? length - block : length + block);
+    CHECK(!list.keeps_blocks(plan.view()));
+    length = before;
+  }
+}
+
+TEST_CASE("a block is left out where all of its tokens are hidden, to the first and the last one") {
+  constexpr int block = invariant_block;
+  const test::RandomPlan plan = test::make_two_level_plan(1, 2 * block, 10);
+  const auto partials = [&](KeyRange hidden) {
+    Scheduler list;
+    list.build(plan.view(), {1, 1, 16}, invariant_model(), {1u << 10, 1u << 10, 1u << 20}, &hidden);
+    return list.num_partials();
+  };
+  CHECK(partials({block, 2 * block}) == 1);
+  CHECK(partials({block + 1, 2 * block}) == 2);
+  CHECK(partials({block, 2 * block - 1}) == 2);
+  CHECK(partials({0, 2 * block}) == 0);
+  CHECK(partials({1, 2 * block}) == 1);
+  CHECK(partials({0, block - 1}) == 2);
 }
 
 TEST_CASE("an invariant list: blocks at multiples of their size, tiles of one height, path order") {

@@ -374,6 +374,18 @@ TEST_CASE("cuts are as many as each limit leaves room for") {
   model.min_split_tokens = 10000;
   scheduler.build(plan.view(), {32, 8, 128}, model, plenty);
   CHECK(scheduler.num_chunk_first() == 3);
+  // Each tile of a piece is a task.
+  const test::RandomPlan tall = test::make_two_level_plan(100, 8192, 64);
+  scheduler.build(tall.view(), {32, 8, 128}, CostModel{}, plenty);
+  const std::size_t free = scheduler.tasks().size();
+  REQUIRE(free > 120);
+  for (const std::size_t most : {free - 1, free - 5, std::size_t{110}, std::size_t{100}}) {
+    CAPTURE(most);
+    ScheduleCapacity few = plenty;
+    few.tasks = most;
+    scheduler.build(tall.view(), {32, 8, 128}, CostModel{}, few);
+    CHECK(scheduler.tasks().size() <= most);
+  }
 }
 
 TEST_CASE("pieces of a window have as many visible tokens each, and the last one is open") {
@@ -396,6 +408,14 @@ TEST_CASE("pieces of a window have as many visible tokens each, and the last one
     const Task& last = scheduler.tasks()[static_cast<std::size_t>(scheduler.num_chunk_first() - 1)];
     CHECK(last.position_end == open_end);
     CHECK(32768 - last.position_begin <= tokens);
+  }
+  // None begins with what is hidden, wherever that is.
+  for (int begin = 64; begin <= 2048; begin += 64) {
+    CAPTURE(begin);
+    const chunkattn::KeyRange hidden{begin, 24000};
+    scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, plenty, &hidden);
+    for (const Task& task : scheduler.tasks())
+      CHECK((task.position_begin < hidden.begin || task.position_begin >= hidden.end));
   }
   // What is hidden begins before the sequences' own runs.
   const test::RandomPlan branches = test::make_two_level_plan(2, 1000, 32768);
