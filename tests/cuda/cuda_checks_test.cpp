@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/debug/attention.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "simt/engine.hpp"
 #include "support/level_plan.hpp"
@@ -35,6 +36,26 @@ TEST_CASE("an upload inside a capture is refused") {
                                         step.out->span(), {.stream = &engine.stream}),
                   chunkattn::InvalidArgument);
   graph.end();
+  engine.steps.clear();
+  // So is a step that the advance kernel would make without a copy.
+  engine.enqueue();
+  engine.submit();
+  engine.drain_and_check();
+  engine.decode_plan();
+  Step& next = engine.new_step();
+  const auto uploads = uploads_of(*engine.attention);
+  {
+    simt::Graph second(engine.stream);
+    CHECK_THROWS_WITH_AS(engine.attention->run(engine.cache.layer(0), engine.view, next.q->span(),
+                                               next.out->span(), {.stream = &engine.stream}),
+                         doctest::Contains("before the capture"), chunkattn::InvalidArgument);
+    second.end();
+    CHECK(second.size() == 0);
+  }
+  engine.attention->prepare(engine.view, &engine.stream);
+  CHECK(uploads_of(*engine.attention).uploads == uploads.uploads);
+  CHECK(uploads_of(*engine.attention).advances == uploads.advances + 1);
+  engine.stream.drain();
   engine.steps.clear();
 }
 
@@ -118,9 +139,17 @@ TEST_CASE("bad input is named, and nothing has changed") {
     CudaOptions options;
     options.workspace = memory.span().data();
     options.workspace_bytes = bytes;
+    std::ranges::fill(memory.span(), static_cast<unsigned char>(1));
     const int mallocs = device.calls["cudaMalloc"];
-    (void)make(options);
+    ChunkAttention<Cuda, head_dim> attention(Engine::limits(), options);
     CHECK(device.calls["cudaMalloc"] == mallocs);
+    // Counters and flags are zero already, whatever the memory held: a launch would take an equal
+    // flag for its own.
+    const auto there = chunkattn::plan_upload_of(attention).memory();
+    const auto* const begin = reinterpret_cast<const unsigned char*>(there.counters);
+    const auto* const end = reinterpret_cast<const unsigned char*>(there.partial_out);
+    CHECK(end - begin > 1000);
+    CHECK(std::all_of(begin, end, [](unsigned char byte) { return byte == 0; }));
   }
   SUBCASE("options") {
     for (const float scale :
@@ -352,6 +381,37 @@ TEST_CASE("a layer of another tree, without chunks, or with a shifted pointer") 
   engine.steps.clear();
 }
 
+TEST_CASE("memory of one's own is checked again when a step reaches a chunk that it has not") {
+  Engine engine(45);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.prefill(0);
+  engine.drain_and_check();
+  simt::DeviceArray<half> own(2 * 2 * 16 * kv_heads * head_dim);
+  const auto layer = chunkattn::make_kv_view(own.span().data(), own.span().data() + own.size / 2,
+                                             {2, kv_heads, 16, head_dim});
+  for (int step_count = 0, most = 0; most < 3; ++step_count) {
+    CAPTURE(step_count);
+    engine.decode_plan();
+    for (int p = 0; p < engine.view.num_pieces; ++p)
+      most = std::max(most, engine.view.pieces[p].chunk + 1);
+    REQUIRE((step_count > 0 || most == 2));
+    Step& step = engine.new_step();
+    const auto write = [&] {
+      engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+    };
+    if (most == 2)
+      CHECK_NOTHROW(write());
+    else
+      CHECK_THROWS_WITH_AS(write(), doctest::Contains("layer.num_chunks = 2: expected at least 3"),
+                           chunkattn::InvalidArgument);
+    engine.stream.drain();
+    engine.steps.clear();
+    engine.submit();
+    engine.drain_and_check();
+  }
+}
+
 TEST_CASE("two ranks, each with half of the heads of a layer, whose values differ") {
   Engine engine(43);
   simt::current_schedule() = {};
@@ -506,6 +566,14 @@ TEST_CASE("the cache grows without moving a chunk") {
   const auto layer = cache.layer(1);
   for (const std::size_t chunk : {std::size_t{0}, 2 * per_slab, 3 * per_slab - 1})
     CHECK(simt::device().find(layer.v_row(static_cast<int>(chunk), 7, 63)) != nullptr);
+  // The host knows where all of them lie, too.
+  const auto on_host = cache.host_layer(1);
+  for (const std::size_t chunk : {std::size_t{0}, per_slab, 3 * per_slab - 1})
+    CHECK(on_host.v_row(static_cast<int>(chunk), 7, 63) ==
+          layer.v_row(static_cast<int>(chunk), 7, 63));
+  CHECK_NOTHROW(cache.grow(1));  // fewer than there are: nothing changes
+  CHECK(cache.num_chunks() == 3 * per_slab);
+  CHECK(cache.bytes() == 3 * per_slab * cache.bytes_per_chunk());
 }
 
 TEST_CASE("every kernel is loaded and set up by the constructor") {
@@ -552,6 +620,29 @@ TEST_CASE("every kernel is loaded and set up by the constructor") {
   engine.steps.clear();
 }
 
+TEST_CASE("a kernel that could not be loaded is loaded by the next call") {
+  simt::Device& device = simt::device();
+  Engine engine(24);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
+  engine.begin();
+  engine.add(0, 100);
+  engine.build();
+  const auto prepare = [&] {
+    engine.attention->prepare(engine.cache.layer(0), engine.view, chunkattn::SlidingWindow{10},
+                              &engine.stream);
+  };
+  int& sets = device.calls["cudaFuncSetAttribute"];
+  device.fail("cudaFuncSetAttribute", cudaErrorMemoryAllocation);
+  CHECK_THROWS_AS(prepare(), chunkattn::DeviceError);
+  for (const int made : {2, 0}) {  // once it is loaded, no more
+    const int before = sets;
+    CHECK_NOTHROW(prepare());
+    CHECK(sets == before + made);
+  }
+  engine.stream.drain();
+}
+
 TEST_CASE("shared memory beyond what every kernel has is asked for, and must be there") {
   using namespace chunkattn::detail::cuda;
   struct Arguments {};
@@ -589,6 +680,11 @@ TEST_CASE("the driver says how many blocks run at the same time") {
   using namespace chunkattn::detail::cuda;
   const int bytes = shared_bytes(head_dim, attention.num_stages(), max_tile_rows) + 1024;
   CHECK(attention.num_blocks() == device.sms * (device.shared_per_sm / bytes));
+  // The workspace has totals for so many blocks, and for no more.
+  const int per_sm = std::exchange(device.shared_per_sm, 1 << 20);
+  REQUIRE(device.shared_per_sm / bytes > most_blocks(head_dim));
+  CHECK(blocks() == device.sms * most_blocks(head_dim));
+  device.shared_per_sm = per_sm;
   device.blocks_by_registers = 0;
   CHECK_THROWS_WITH_AS(blocks(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);
   device.blocks_by_registers = 2;
@@ -677,6 +773,16 @@ TEST_CASE("two streams at the same time are refused where streams are watched") 
     other.drain();
     engine.submit();
     engine.drain_and_check();
+    // What prepare() alone has enqueued is watched, too.
+    engine.decode_plan();
+    engine.attention->prepare(engine.view, &engine.stream);
+    const auto prepare_on_other = [&] { engine.attention->prepare(engine.view, &other); };
+    if (watched)
+      CHECK_THROWS_WITH_AS(prepare_on_other(),
+                           doctest::Contains("stream = non-null: expected the stream"),
+                           chunkattn::InvalidArgument);
+    engine.stream.drain();
+    CHECK_NOTHROW(prepare_on_other());
   }
 }
 
@@ -715,6 +821,23 @@ TEST_CASE("an address that was refused is refused again") {
   for (int i = 0; i < 2; ++i)
     CHECK_THROWS_WITH_AS(checks.pointer("q", host), doctest::Contains("this is host memory"),
                          chunkattn::InvalidArgument);
+}
+
+TEST_CASE("known addresses are forgotten when there are too many, and the driver is asked again") {
+  chunkattn::detail::cuda::CallChecks checks(0, true, false);
+  constexpr std::size_t known = 1536;
+  DeviceArray<float> memory(4 * (known + 1));
+  int& queries = simt::device().calls["cudaPointerGetAttributes"];
+  const auto asked = [&](std::size_t i) {
+    const int before = queries;
+    checks.pointer("q", memory.span().data() + 4 * i);
+    return queries > before;
+  };
+  for (std::size_t i = 0; i < known; ++i) REQUIRE(asked(i));
+  CHECK(!asked(0));
+  CHECK(asked(known));  // takes the place of all others
+  CHECK(!asked(known));
+  CHECK(asked(0));
 }
 
 TEST_CASE("a cache has the layers that it was made with, until it is moved from") {

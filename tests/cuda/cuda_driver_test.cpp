@@ -105,6 +105,21 @@ TEST_CASE("an object of few rows leaves a larger one its shared memory") {
   }
 }
 
+TEST_CASE("K/V comes from the host to the cache's device, whichever is current, and back") {
+  KvCache<Cuda, half> cache = [] {
+    const simt::OnDevice second(1);
+    return KvCache<Cuda, half>(16, {1, kv_heads, head_dim}, 4);
+  }();
+  const auto layer = cache.host_layer(0);
+  const std::vector<std::byte> in(64, std::byte{3});
+  std::vector<std::byte> out(in.size());
+  REQUIRE(simt::device().current == 0);
+  CHECK_NOTHROW(cache.copy_in(layer.k_row(3, 1, 5), in.data(), in.size()));
+  cache.copy_out(reinterpret_cast<const std::byte*>(layer.k_row(3, 1, 5)), out.data(), out.size());
+  CHECK(out == in);
+  CHECK(simt::device().current == 0);
+}
+
 TEST_CASE("memory of another device is refused") {
   Planned engine(62);
   simt::current_schedule() = {};
@@ -145,6 +160,10 @@ TEST_CASE("watching streams does not end the capture of the stream that is used 
   engine.stream.drain();
   graph.replay();
   other.drain();
+  engine.submit();
+  engine.drain_and_check();
+  engine.decode_plan();
+  CHECK_NOTHROW(engine.enqueue());  // no event that the graph holds is asked about
   engine.submit();
   engine.drain_and_check();
 }
@@ -279,6 +298,9 @@ TEST_CASE("a launch that finds its counters wrong says so, and prepare() sets th
   const auto prepare = [&] { engine.attention->prepare(engine.view, &engine.stream); };
   CHECK_THROWS_WITH_AS(prepare(), doctest::Contains("overlapped"), chunkattn::InvalidArgument);
   prepare();
+  const auto launches = simt::device().launches.size();
+  prepare();  // the tickets are set once
+  CHECK(simt::device().launches.size() == launches);
   engine.stream.drain();
   counters->next = 1000;
   counters->left = 5;

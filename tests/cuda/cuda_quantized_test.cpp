@@ -64,6 +64,38 @@ TEST_CASE_TEMPLATE("tasks are cut for the bytes that elements of K and V have", 
   engine.drain_and_check();
 }
 
+TEST_CASE_TEMPLATE("a launch has the shared memory that its elements of K and V need", E, half,
+                   std::int8_t) {
+  using detail::cuda::HeadDims;
+  Quantized<E> engine(87);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(0, 30)));
+  engine.begin();
+  engine.add(0, 40);
+  engine.build();
+  simt::Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+  engine.stream.drain();
+  std::vector<simt::Launch> launches;
+  engine.attention->run(layer, engine.view, step.q->span(), step.out->span(),
+                        {.stream = &engine.stream});
+  simt::device().gathered = &launches;
+  engine.stream.drain();
+  simt::device().gathered = nullptr;
+  REQUIRE(launches.size() == 1);
+  constexpr HeadDims dims{head_dim, head_dim, static_cast<int>(sizeof(E))};
+  const int rows = simt::Engine::limits().max_rows * simt::qo_heads / kv_heads;
+  const auto chosen = detail::cuda::choose_occupancy(dims, rows, simt::device().shared_per_block,
+                                                     simt::device().shared_per_sm,
+                                                     detail::cuda::wanted_blocks(dims));
+  CHECK(launches[0].shared_bytes == static_cast<std::size_t>(detail::cuda::shared_bytes(
+                                        dims, chosen.num_stages, chosen.tile_rows)));
+  simt::launch_together(launches);
+  engine.submit();
+  engine.drain_and_check();
+}
+
 TEST_CASE_TEMPLATE("a token is stored as quantize_row() stores it", E, std::int8_t, float8_e4m3) {
   Quantized<E> engine(82);
   shuffled(engine.random.bits());
@@ -126,6 +158,30 @@ TEST_CASE_TEMPLATE("variants over K/V of 8 bits agree with the oracle", E, std::
   CHECK(compare_with_reference(reference, std::span<const half>(step.out->span()), 0x1p-11).worst <=
         1.0);
   engine.steps.clear();
+}
+
+TEST_CASE("rows and scales of a cache do not overlap, whatever sizes its parts have") {
+  KvCache<Cuda, std::int8_t> cache(3, {2, 1, 24, 8}, 2);  // 3 scales of a chunk's K
+  struct Range {
+    const std::byte *begin, *end;
+  };
+  std::vector<Range> ranges;
+  const auto add = [&](const auto* first, std::size_t count) {
+    ranges.push_back({reinterpret_cast<const std::byte*>(first),
+                      reinterpret_cast<const std::byte*>(first + count)});
+  };
+  for (int l = 0; l < 2; ++l) {
+    const auto layer = cache.layer(l);
+    for (int chunk = 0; chunk < 2; ++chunk)
+      for (int token = 0; token < 3; ++token) {
+        add(layer.k_row(chunk, 0, token), 24);
+        add(layer.v_row(chunk, 0, token), 8);
+        add(layer.k_row_scale(chunk, 0, token), 1);
+        add(layer.v_row_scale(chunk, 0, token), 1);
+      }
+  }
+  std::ranges::sort(ranges, {}, &Range::begin);
+  for (std::size_t i = 1; i < ranges.size(); ++i) CHECK(ranges[i - 1].end <= ranges[i].begin);
 }
 
 TEST_CASE("a scale of NaN reaches the rows that see its token, and no others") {
