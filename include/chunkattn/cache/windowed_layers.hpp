@@ -39,9 +39,10 @@ struct WindowAccess {
 /// the window of its next row touches, and sequences that share a prefix hold the same. A KvCache
 /// made with it in place of the tree has the memory.
 ///
-/// Its calls, its end too, are calls of the tree: the caller locks. The tree may move, and may end
-/// before it; then all calls but stats() throw InvalidArgument. A model whose layers have different
-/// windows has a group for each of them: see resume() of several.
+/// Its calls, its end too, are calls of the tree: the caller locks. Its views end with it. The tree
+/// may move, and may end before it; then all calls but stats(), chunks_available() and options()
+/// throw InvalidArgument. A model whose layers have different windows has a group for each of them:
+/// see resume() of several.
 ///
 /// \tparam Tree  a PrefixTree
 template <class Tree>

@@ -19,8 +19,7 @@ using SequenceIndex = std::int32_t;
 struct StepRecord;
 
 /// Is notified of changes of nodes, which it knows by their indices, and of what else a component
-/// may have to follow. Nothing that it does may call
-/// the tree, or throw, but reserve().
+/// may have to follow. Nothing that it does may call the tree, or throw, but reserve().
 class NodeObserver {
  public:
   virtual ~NodeObserver() = default;
