@@ -53,29 +53,29 @@ std::array<std::uint8_t, 8> big_endian(std::uint64_t number) {
   return bytes;
 }
 
-using Json = nlohmann::ordered_json;  // readers know what a map is by its first key
+using OrderedJson = nlohmann::ordered_json;  // readers know what a map is by its first key
 
-Json as_array(const BlockEvent& event, std::size_t tokens_per_block) {
+OrderedJson as_array(const BlockEvent& event, std::size_t tokens_per_block) {
   switch (event.kind) {
     case BlockEvent::Kind::stored:
-      return Json::array({"BlockStored", event.hashes,
-                          event.parent == 0 ? Json(nullptr) : Json(event.parent), event.tokens,
+      return OrderedJson::array({"BlockStored", event.hashes,
+                          event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent), event.tokens,
                           tokens_per_block, nullptr, name_of(event.medium)});
     case BlockEvent::Kind::removed:
-      return Json::array({"BlockRemoved", event.hashes, name_of(event.medium)});
+      return OrderedJson::array({"BlockRemoved", event.hashes, name_of(event.medium)});
     default:
-      return Json::array({"AllBlocksCleared"});
+      return OrderedJson::array({"AllBlocksCleared"});
   }
 }
 
 /// vLLM leaves out what has its default. All layers share their blocks: one group, of full
 /// attention.
-Json as_map(const BlockEvent& event, std::size_t tokens_per_block) {
+OrderedJson as_map(const BlockEvent& event, std::size_t tokens_per_block) {
   switch (event.kind) {
     case BlockEvent::Kind::stored:
       return {{"type", "BlockStored"},
               {"block_hashes", event.hashes},
-              {"parent_block_hash", event.parent == 0 ? Json(nullptr) : Json(event.parent)},
+              {"parent_block_hash", event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent)},
               {"token_ids", event.tokens},
               {"block_size", tokens_per_block},
               {"lora_id", nullptr},
@@ -94,11 +94,11 @@ Json as_map(const BlockEvent& event, std::size_t tokens_per_block) {
 }
 
 Bytes encoded(const std::vector<BlockEvent>& events, const PublisherOptions& options) {
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (const BlockEvent& event : events)
     list.push_back(options.form == EventForm::maps ? as_map(event, options.tokens_per_block)
                                                    : as_array(event, options.tokens_per_block));
-  return Json::to_msgpack(Json::array({unix_time(), std::move(list), 0}));
+  return OrderedJson::to_msgpack(OrderedJson::array({unix_time(), std::move(list), 0}));
 }
 
 void send(zmq::socket_t& socket, std::span<const std::uint8_t> bytes, bool more) {
