@@ -58,9 +58,10 @@ using OrderedJson = nlohmann::ordered_json;  // readers know what a map is by it
 OrderedJson as_array(const BlockEvent& event, std::size_t tokens_per_block) {
   switch (event.kind) {
     case BlockEvent::Kind::stored:
-      return OrderedJson::array({"BlockStored", event.hashes,
-                          event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent), event.tokens,
-                          tokens_per_block, nullptr, name_of(event.medium)});
+      return OrderedJson::array(
+          {"BlockStored", event.hashes,
+           event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent), event.tokens,
+           tokens_per_block, nullptr, name_of(event.medium)});
     case BlockEvent::Kind::removed:
       return OrderedJson::array({"BlockRemoved", event.hashes, name_of(event.medium)});
     default:
@@ -75,7 +76,8 @@ OrderedJson as_map(const BlockEvent& event, std::size_t tokens_per_block) {
     case BlockEvent::Kind::stored:
       return {{"type", "BlockStored"},
               {"block_hashes", event.hashes},
-              {"parent_block_hash", event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent)},
+              {"parent_block_hash",
+               event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent)},
               {"token_ids", event.tokens},
               {"block_size", tokens_per_block},
               {"lora_id", nullptr},
