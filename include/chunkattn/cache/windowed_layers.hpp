@@ -221,7 +221,7 @@ class WindowedLayers {
                              "one whose tree still exists");
       return memory.group->chunks().high_water();
     };
-    return {std::make_shared<const Memory>(shared_, group_), chunks_of, id_,
+    return {std::make_shared<const Memory>(Memory{shared_, group_}), chunks_of, id_,
             shared_core().steps.observers()};
   }
   // Each AttentionPlan has one, so that plans which are built in turn keep their arrays.
