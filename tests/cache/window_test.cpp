@@ -549,6 +549,15 @@ TEST_CASE("a step whose view was not taken leaves sequences not ready") {
   }
   CHECK_FALSE(model.layers.is_ready(one));
   CHECK(model.layers.resume(one) == 0);
+  step = model.tree.begin_step();
+  REQUIRE(step.add(one, 20));
+  (void)model.layers.view(model.plan.build(step));
+  (void)model.plan.build(step);  // whose view is not taken
+  {
+    auto finished = std::move(step).finish();
+  }
+  CHECK(model.layers.window_end(one, Tree::Sequence::whole) == 0);
+  CHECK_FALSE(model.layers.is_ready(one));
 }
 
 TEST_CASE("where memory runs out nothing has changed") {
@@ -643,6 +652,7 @@ TEST_CASE("what does not fit is refused before anything changes") {
           "resume() only");
     const auto stale = view;
     const auto again = plan.build(step);
+    (void)layers.view(again);
     CHECK(refused([&] { (void)layers.view(stale); }).starts_with("plan = out of date"));
     auto finished = std::move(step).finish();
     CHECK(refused([&] { (void)layers.view(again); }).starts_with("plan = out of date"));

@@ -133,6 +133,8 @@ class WindowGroup final : public NodeObserver {
     take_chunks(step);
     // From here on nothing fails.
     own.step = step.number;
+    own.ticket = step.ticket.get();
+    own.ticket_number = step.ticket_number;
     plan_copies(tree, copies, own);
     for (std::size_t i = 0; i < step.entries.size(); ++i) {
       plan_rows(step.entries[i], tree, writes, own);
@@ -150,7 +152,12 @@ class WindowGroup final : public NodeObserver {
   void on_free(ChunkIndex chunk) noexcept override { chunks_.detach(chunk); }
   void on_clear() noexcept override { chunks_.clear(); }
   void on_step_end(const StepRecord& step, bool has_run) noexcept override {
-    WindowWrites::OfStep* const own = writes_.find(step.number);
+    WindowWrites::OfStep* own = writes_.find(step.number);
+    if (own != nullptr && has_run &&
+        (own->ticket != step.ticket.get() || own->ticket_number != step.ticket_number)) {
+      writes_.drop(step.number);  // of an earlier plan; view() of the last one was not called
+      own = nullptr;
+    }
     std::size_t begin = 0, num_planned = 0;
     if (own != nullptr) {
       begin = own->num_copied;

@@ -22,7 +22,9 @@ class WindowWrites {
 
   /// The slots of one step: those of its copies, then those of each entry.
   struct OfStep {
-    std::uint64_t step = 0;  ///< its number; 0: of none
+    std::uint64_t step = 0;              ///< its number; 0: of none
+    const ViewTicket* ticket = nullptr;  ///< with its number: of the step's plan that they are of
+    std::uint64_t ticket_number = 0;
     std::size_t num_copied = 0;
     Array<WindowChunks::Slots> slots;
     Array<std::size_t> ends;  ///< by entry
