@@ -71,8 +71,9 @@ std::optional<MistralForm> mistral_form(const std::string& text) {
   form.after_user = first_of({" [/INST]", "[/INST]"});
   const std::string reply = "message['content']";
   form.trims_reply = has(text, reply + "|trim + eos_token");
-  form.before_reply = has(text, "' ' + " + reply) ? " " : "";
-  form.after_reply = has(text, "eos_token + ' '") ? " " : "";
+  const auto space_if = [](bool is_there) { return std::string(is_there ? 1 : 0, ' '); };
+  form.before_reply = space_if(has(text, "' ' + " + reply));
+  form.after_reply = space_if(has(text, "eos_token + ' '"));
   const bool is_read = form.trims_reply || has(text, reply + " + eos_token");
   using System = MistralForm::System;
   const std::string defined = " and system_message is defined";
