@@ -96,10 +96,10 @@ TEST_CASE_TEMPLATE("views from before many growths find their chunks where they 
 }
 
 TEST_CASE("check_writes keeps nothing of steps that have ended") {
-  detail::WriteCheck check(2, 3);
+  detail::WriteCheck check(2, 3, /*id=*/7);
   const auto run = [&](std::uint64_t first) {
     for (std::uint64_t step = first; step < first + 100; ++step) {
-      check.on_built(step, /*writes=*/true);
+      check.on_built(step, /*writes=*/true, 7);
       if (step % 2 == 0) {
         for (const int layer : {0, 1}) check.wrote(step, layer, 0, 3);
         check.on_finish(step);
