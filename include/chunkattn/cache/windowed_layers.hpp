@@ -42,7 +42,7 @@ struct WindowAccess {
 /// Its calls, its end too, are calls of the tree: the caller locks. Its views end with it. The tree
 /// may move, and may end before it; then all calls but stats(), chunks_available() and options()
 /// throw InvalidArgument. A model whose layers have different windows has a group for each of them:
-/// see resume() of several.
+/// window_end() of each in turn, until none lowers it, is where all can be resumed.
 ///
 /// \tparam Tree  a PrefixTree
 template <class Tree>
