@@ -168,14 +168,17 @@ class Server {
 
   /// q, k and v of the step's rows, in the order in which sequences were added.
   void project(const typename Tree::StepView& view) {
-    const std::vector<std::int32_t> tokens = view.tokens(), positions = view.positions();
-    q_.resize(tokens.size() * stand_in_.q_size());
+    tokens_.resize(static_cast<std::size_t>(view.num_rows));
+    positions_.resize(tokens_.size());
+    view.copy_tokens(tokens_);
+    view.copy_positions(positions_);
+    q_.resize(tokens_.size() * stand_in_.q_size());
     out_.resize(q_.size());
-    k_.resize(tokens.size() * stand_in_.kv_size());
+    k_.resize(tokens_.size() * stand_in_.kv_size());
     v_.resize(k_.size());
     executor_.parallel_for(view.num_rows, [&](int i) {
       const auto row = static_cast<std::size_t>(i);
-      StandIn::project(tokens[row], positions[row],
+      StandIn::project(tokens_[row], positions_[row],
                        std::span(q_).subspan(row * stand_in_.q_size(), stand_in_.q_size()),
                        std::span(k_).subspan(row * stand_in_.kv_size(), stand_in_.kv_size()),
                        std::span(v_).subspan(row * stand_in_.kv_size(), stand_in_.kv_size()));
@@ -236,6 +239,7 @@ class Server {
   chunkattn::KvCache<chunkattn::Cpu, T> cache_;
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
   chunkattn::AttentionPlan plan_;
+  std::vector<std::int32_t> tokens_, positions_;  // of the step's rows
   std::vector<float> q_, k_, v_, out_;
   std::vector<Live*> in_step_;  // by ScheduledSequence::index
   bool line_open_ = false;

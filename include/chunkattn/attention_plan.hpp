@@ -50,6 +50,7 @@ class StepView : public LiveView {
   ///                     device
   [[nodiscard]] std::vector<token_type> tokens(const token_type& placeholder) const {
     std::vector<token_type> all;
+    all.reserve(detail::to_size(num_rows));
     for_each_token([&](const detail::StepEntry&, std::int32_t, const token_type* token) {
       all.push_back(token != nullptr ? *token : placeholder);
     });
@@ -59,14 +60,30 @@ class StepView : public LiveView {
   /// included. Throws InvalidArgument if one is unknown.
   [[nodiscard]] std::vector<token_type> tokens() const {
     std::vector<token_type> all;
+    all.reserve(detail::to_size(num_rows));
     for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type* token) {
-      if (token == nullptr) [[unlikely]]
-        detail::fail_argument("token at position", position,
-                              "known tokens; this one is the output of a step that is not "
-                              "committed: use tokens(placeholder) and unknown_tokens()");
-      all.push_back(*token);
+      all.push_back(known(token, position));
     });
     return all;
+  }
+  /// tokens(placeholder) into memory of [num_rows] tokens, without an allocation.
+  /// \throws InvalidArgument for another size
+  void copy_tokens(std::span<token_type> out, const token_type& placeholder) const {
+    check_size(out.size());
+    std::size_t row = 0;
+    for_each_token([&](const detail::StepEntry&, std::int32_t, const token_type* token) {
+      out[row++] = token != nullptr ? *token : placeholder;
+    });
+  }
+  /// tokens() into memory of [num_rows] tokens, without an allocation.
+  /// \throws InvalidArgument for another size, and if a token is unknown: the tokens before it are
+  ///         copied by then
+  void copy_tokens(std::span<token_type> out) const {
+    check_size(out.size());
+    std::size_t row = 0;
+    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type* token) {
+      out[row++] = known(token, position);
+    });
   }
   /// The query tokens that are not known on the host yet, in the caller's order.
   [[nodiscard]] std::vector<UnknownToken> unknown_tokens() const {
@@ -83,11 +100,18 @@ class StepView : public LiveView {
   /// for the rotary embedding. That of a draft in a tree is the last token's plus the draft's
   /// depth.
   [[nodiscard]] std::vector<std::int32_t> positions() const {
-    std::vector<std::int32_t> all;
-    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type*) {
-      all.push_back(position);
-    });
+    std::vector<std::int32_t> all(detail::to_size(num_rows));
+    copy_positions(all);
     return all;
+  }
+  /// positions() into memory of [num_rows] integers, without an allocation.
+  /// \throws InvalidArgument for another size
+  void copy_positions(std::span<std::int32_t> out) const {
+    check_size(out.size());
+    std::size_t row = 0;
+    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type*) {
+      out[row++] = position;
+    });
   }
 
  private:
@@ -100,6 +124,17 @@ class StepView : public LiveView {
   void for_each_token(const F& f) const {
     detail::check_current(*this);
     if (step_ != nullptr) shared_->tree->for_each_row(*step_, num_rows, f);
+  }
+  static const token_type& known(const token_type* token, std::int32_t position) {
+    if (token == nullptr) [[unlikely]]
+      detail::fail_argument("token at position", position,
+                            "known tokens; this one is the output of a step that is not "
+                            "committed: use tokens(placeholder) and unknown_tokens()");
+    return *token;
+  }
+  void check_size(std::size_t size) const {
+    detail::check_argument(size == detail::to_size(num_rows), "out.size()", size,
+                           {"num_rows, ", num_rows});
   }
 
   std::shared_ptr<detail::SharedTree<Tree>> shared_;

@@ -4,12 +4,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/counted_new.hpp"
+#include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -146,4 +149,60 @@ TEST_CASE("a view that was moved from is the view that it was") {
   (void)std::move(step).finish();
   for (const auto& each : {moved, view, assigned}) CHECK_FALSE(each.is_current());
   CHECK(test::refused([&] { (void)view.tokens(); }).substr(0, 19) == "plan = out of date:");
+}
+
+TEST_CASE("tokens and positions go into the caller's memory, without an allocation") {
+  Tree tree;
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> sequences;
+  for (int i = 0; i < 20; ++i) sequences.push_back(tree.insert(iota(100 * i, i % 7 + 1)));
+  auto step = tree.begin_step();
+  for (auto& s : sequences) REQUIRE(step.add(s, 100, {.count = s.size() % 3}));
+  const auto view = plan.build(step);
+  const auto rows = static_cast<std::size_t>(view.num_rows);
+  Tokens tokens(rows, -9);
+  std::vector<std::int32_t> positions(rows, -9);
+  const std::uint64_t before = test::heap.allocations;
+  view.copy_tokens(tokens, -1);
+  view.copy_positions(positions);
+  CHECK(test::heap.allocations == before);
+  CHECK(tokens == view.tokens(-1));
+  CHECK(positions == view.positions());
+  CHECK(!unknown_rows(view).empty());
+
+  const char* const unknown =
+      "token at position = 1: expected known tokens; this one is the output of a step that is not "
+      "committed: use tokens(placeholder) and unknown_tokens()";
+  CHECK(test::refused([&] { view.copy_tokens(tokens); }) == unknown);
+  const auto refuses_size = [&](const auto& f) {
+    const std::string message = test::refused(f);
+    const std::string expected = "expected num_rows, " + std::to_string(rows);
+    CHECK_MESSAGE(message.find(expected) != std::string::npos, message);
+  };
+  Tokens shorter(rows - 1, -9), longer(rows + 1, -9);
+  std::vector<std::int32_t> others(rows + 1, -9);
+  refuses_size([&] { view.copy_tokens(shorter); });
+  refuses_size([&] { view.copy_tokens(longer, -1); });
+  refuses_size([&] { view.copy_positions(others); });
+  CHECK(shorter == Tokens(rows - 1, -9));
+  CHECK(longer == Tokens(rows + 1, -9));
+  CHECK(others == std::vector<std::int32_t>(rows + 1, -9));
+
+  {
+    const auto cancelled = std::move(step);
+  }
+  CHECK_THROWS_AS(view.copy_positions(positions), InvalidArgument);
+}
+
+TEST_CASE("known tokens go into the caller's memory") {
+  Tree tree;
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 6)), other = tree.insert(iota(50, 2));
+  auto step = tree.begin_step();
+  REQUIRE(step.add(s));
+  REQUIRE(step.add(other));
+  const auto view = plan.build(step);
+  Tokens tokens(8, -9);
+  view.copy_tokens(tokens);
+  CHECK(tokens == Tokens{0, 1, 2, 3, 4, 5, 50, 51});
 }
