@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/windowed_layers.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/runtime/make_attention.hpp"
 #include "chunkattn/transfer/transfer.hpp"
@@ -295,6 +296,39 @@ TEST_CASE("a cache follows its tree, and K/V moves through it") {
           scatter_kv(stranger, range, typed, std::span<const std::byte>(saved));
         }).starts_with("cache = of another tree"));
   CHECK(refused([&] { (void)cache->as<float>(); }) == "cache.type() = int8: expected float");
+}
+
+TEST_CASE("a cache of a group of layers with a window follows the group") {
+  const auto any =
+      make_attention<Cpu, HeadDims<16>, ElementTypes<float>, Variants<SlidingWindow>>(16, 2);
+  Tree tree;
+  WindowedLayers<Tree> layers(tree, {.window = 20, .max_chunks = 50});
+  const auto cache = any->make_cache(layers, ElementType::float32, {1, num_kv_heads});
+  const auto of_tree = any->make_cache(tree, ElementType::float32, {1, num_kv_heads});
+  auto sequence = tree.insert(test::iota(0, 400));
+  layers.resume(sequence);
+  AttentionPlan plan;
+  test::Random random(2);
+  while (sequence.num_uncomputed() > 0) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(sequence, 48));
+    const auto whole = plan.build(step);
+    const LiveView view = layers.view(whole);
+    std::vector<float> q(static_cast<std::size_t>(view.num_rows * num_qo_heads * 16)),
+        got(q.size());
+    std::vector<float> k(static_cast<std::size_t>(view.num_rows * num_kv_heads * 16)), v(k.size());
+    for (auto* values : {&q, &k, &v}) random.fill(std::span(*values));
+    any->write(cache->layer(0), view, k, v);
+    any->write(of_tree->layer(0), whole, k, v);
+    any->run(cache->layer(0), view, q, got, {.variant = SlidingWindow{20}});
+    std::vector<float> expected(q.size());
+    any->run(of_tree->layer(0), whole, q, expected, {.variant = SlidingWindow{20}});
+    CHECK(got == expected);
+    CHECK(refused([&] { any->write(of_tree->layer(0), view, k, v); }) != "no error");
+    auto finished = std::move(step).finish();
+  }
+  CHECK(cache->num_chunks() == layers.stats().peak_used_chunks);
+  CHECK(of_tree->num_chunks() == tree.num_chunks());
 }
 
 TEST_CASE("V in K's rows: written by K alone") {

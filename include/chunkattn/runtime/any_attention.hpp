@@ -339,6 +339,13 @@ class AnyAttention {
       KvCacheOptions options) const {
     return cache_for(detail::ChunkAccess::source(tree), ChunkSize, type, completed(options));
   }
+  /// The same for the chunks of a group of layers, a WindowedLayers.
+  template <ChunkGroup Group>
+  [[nodiscard]] std::unique_ptr<AnyKvCache> make_cache(const Group& group, ElementType type,
+                                                       KvCacheOptions options) const {
+    return cache_for(detail::ChunkAccess::source_of_group(group), Group::chunk_size, type,
+                     completed(options));
+  }
 
   /// CUDA: brings the device's copy of `plan` up to date. write() and run() do so themselves; call
   /// it once per step before a captured graph is launched. On the CPU there is nothing to do.
