@@ -5,7 +5,7 @@
 # through one header. The modules of examples/serve have a list of their own.
 set -eu
 cd "$(dirname "$0")/.."
-layers="support tree plan kv attention cpu cuda core events cache transfer interop tiers runtime c debug all"
+layers="support tree plan kv attention cpu cuda core events transfer cache interop tiers runtime c debug all"
 public() {  # public LAYER: its headers that users include, outside of its folder
   case $1 in
     support) echo version error element executor allocator plan_view tree_options fwd ;;

@@ -24,4 +24,5 @@
 #include "runtime/make_attention.hpp"
 #include "runtime/openmp_executor.hpp"
 #include "tiers/tiers.hpp"
+#include "transfer/companion.hpp"
 #include "transfer/transfer.hpp"

@@ -19,6 +19,7 @@
 #include "../kv_view.hpp"
 #include "../plan_view.hpp"
 #include "../tree_options.hpp"
+#include "companion.hpp"
 #include "detail/slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -161,12 +162,7 @@ inline constexpr std::uint32_t kv_layout_version = 1;
 template <PlacedSequence Sequence, KvProvider Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {
-  detail::check_known(sequence, range);
-  detail::check_argument(
-      range.empty() || range.end() <= static_cast<std::int64_t>(sequence.num_written()),
-      "range.end()", range.end(),
-      "at most the sequence's num_written(): K/V after it is to be computed, or "
-      "to be copied by the next step");
+  detail::check_written(sequence, range);
   detail::transfer(sequence, range, cache, buffer, range,
                    [&](const void* row, std::byte* to, std::size_t bytes) {
                      detail::copy_out(cache, row, to, bytes);
@@ -210,16 +206,31 @@ struct SwappedSequence {
   std::vector<std::byte> kv;  ///< of [shared, written), as gather_kv() lays it out
   InsertOptions options;      ///< namespace, public length and priority of the sequence
   std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, weights are not checked
-  std::uint64_t weights_epoch = 0;  ///< Sequence::weights_epoch() when it left
+  std::uint64_t weights_epoch = 0;          ///< Sequence::weights_epoch() when it left
+  std::vector<CompanionRows> companions{};  ///< of each that swap_out() was given
 };
+
+namespace detail {
+
+/// One past the last token whose K/V resume() brings: one whose K/V is there is not computed.
+template <class Token>
+[[nodiscard]] std::size_t loaded_end(const SwappedSequence<Token>& swapped) {
+  return swapped.options.compute_last ? (std::min)(swapped.written, swapped.tokens.size() - 1)
+                                      : swapped.written;
+}
+
+}  // namespace detail
 
 /// Preemption by swapping: copies a sequence's tokens, and its written K/V that no other live
 /// sequence has (Sequence::num_shared()), to host memory and lets it leave. What steps in flight
 /// compute for it is discarded; if an output was expected, the last token is computed again after
 /// resume(). resume() does not copy back what the tree still has cached.
+/// \param companions  what else is kept of its tokens, such as K/V of windows
 template <PlacedSequence Sequence, KvProvider Cache>
-[[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
-                                                                      Cache& cache) {
+[[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(
+    Sequence& sequence, Cache& cache,
+    const std::type_identity_t<KvCompanions<Sequence>>& companions = {}) {
+  detail::check_companions(companions);
   SwappedSequence<typename Sequence::token_type> swapped;
   swapped.tokens = sequence.tokens();
   swapped.written = sequence.num_written();
@@ -228,11 +239,13 @@ template <PlacedSequence Sequence, KvProvider Cache>
   swapped.tree_id = sequence.tree_id();
   swapped.weights_epoch = sequence.weights_epoch();
   swapped.options.compute_last = sequence.num_uncomputed() > 0 || sequence.num_reserved() > 0;
-  const std::size_t length = swapped.written - swapped.shared;
-  swapped.kv.resize(kv_bytes(cache, length));
-  gather_kv(sequence,
-            {static_cast<std::int32_t>(swapped.shared), static_cast<std::int32_t>(length)}, cache,
-            swapped.kv);
+  const TokenRange own{static_cast<std::int32_t>(swapped.shared),
+                       static_cast<std::int32_t>(swapped.written - swapped.shared)};
+  swapped.kv.resize(kv_bytes(cache, detail::to_size(own.length)));
+  gather_kv(sequence, own, cache, swapped.kv);
+  const std::size_t next = detail::end_of_all(companions, sequence, detail::loaded_end(swapped));
+  for (KvCompanion<Sequence>* const one : companions)
+    swapped.companions.push_back(gather_rows(sequence, one->needed(next, own), *one));
   sequence.leave();
   return swapped;
 }
@@ -242,10 +255,13 @@ template <PlacedSequence Sequence, KvProvider Cache>
 /// compute. If some of the first `swapped.shared` tokens are not cached any more, or if clear() was
 /// called after the sequence had joined (its K/V is of old weights), all that is not cached is
 /// computed again. Returns nothing if there are too few chunks; try again later.
-/// \throws InvalidArgument if `swapped.kv` has not the size for this cache
+/// \param companions  those that swap_out() was given, or none where it was given none
+/// \throws InvalidArgument if `swapped.kv` has not the size for this cache, or rows are of other
+///         companions
 template <class Tree, KvProvider Cache>
 [[nodiscard]] std::optional<typename Tree::Sequence> resume(
-    Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {
+    Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped,
+    const KvCompanions<typename Tree::Sequence>& companions = {}) {
   detail::check_argument(swapped.written <= swapped.tokens.size(), "swapped.written",
                          swapped.written, "at most the number of tokens");
   detail::check_argument(swapped.shared <= swapped.written, "swapped.shared", swapped.shared,
@@ -253,6 +269,12 @@ template <class Tree, KvProvider Cache>
   const std::size_t length = swapped.written - swapped.shared;
   detail::check_argument(swapped.kv.size() == kv_bytes(cache, length), "swapped.kv.size()",
                          swapped.kv.size(), "kv_bytes(cache, swapped.written - swapped.shared)");
+  detail::check_companions(companions);
+  detail::check_argument(swapped.companions.size() == companions.size(),
+                         "swapped.companions.size()", swapped.companions.size(),
+                         {"rows of each of the ", companions.size(), " companions"});
+  for (std::size_t i = 0; i < companions.size(); ++i)
+    detail::check_rows(*companions[i], swapped.companions[i], swapped.written);
   auto sequence = tree.try_insert(swapped.tokens, swapped.options);
   if (!sequence) return sequence;
   const TokenRange held{static_cast<std::int32_t>(swapped.shared),
@@ -261,17 +283,18 @@ template <class Tree, KvProvider Cache>
       swapped.tree_id != 0 &&
       (swapped.weights_epoch == 0 || (swapped.tree_id == sequence->tree_id() &&
                                       swapped.weights_epoch != sequence->weights_epoch()));
-  if (outdated || length == 0 || sequence->num_written() < swapped.shared) return sequence;
-  sequence->take_over();              // what another sequence is still to write is here
-  std::size_t end = swapped.written;  // a token whose K/V is loaded is not computed
-  if (swapped.options.compute_last) end = (std::min)(end, swapped.tokens.size() - 1);
-  const auto load_end = static_cast<std::int32_t>(end);
+  if (outdated || sequence->num_written() < swapped.shared) return sequence;
+  for (std::size_t i = 0; i < companions.size(); ++i)
+    if (!companions[i]->reserve(*sequence, swapped.companions[i])) return std::nullopt;
+  if (length > 0) sequence->take_over();  // what another sequence is still to write is here
+  const auto load_end = static_cast<std::int32_t>(detail::loaded_end(swapped));
   for (TokenRange range = sequence->loadable(); range.begin < load_end && !range.empty();
        range = sequence->loadable()) {
     range.length = (std::min)(range.length, load_end - range.begin);
     scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), held);
     sequence->mark_loaded(range);
   }
+  detail::put_back(*sequence, swapped.companions, companions);
   return sequence;
 }
 

@@ -65,6 +65,16 @@ void check_known(const Sequence& sequence, TokenRange range) {
                  range.length, {"an end within the sequence's ", size, " known tokens"});
 }
 
+/// Checks that the K/V of the range is in place.
+template <class Sequence>
+void check_written(const Sequence& sequence, TokenRange range) {
+  check_known(sequence, range);
+  check_argument(range.empty() || range.end() <= static_cast<std::int64_t>(sequence.num_written()),
+                 "range.end()", range.end(),
+                 "at most the sequence's num_written(): K/V after it is to be computed, or "
+                 "to be copied by the next step");
+}
+
 /// Checks that the range is within the sequence, and that the cache has memory for it.
 template <class Sequence, class Cache>
 void check_slots(const Sequence& sequence, TokenRange range, Cache& cache) {
