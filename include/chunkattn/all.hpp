@@ -6,6 +6,7 @@
 // clang-format on
 
 #include "cache/admission.hpp"
+#include "cache/annotations.hpp"
 #include "cache/checkpoints.hpp"
 #include "cache/policy.hpp"
 #include "cache/windowed_layers.hpp"

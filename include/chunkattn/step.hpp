@@ -99,6 +99,7 @@ class [[nodiscard]] Finished {
   friend class Step;
   template <class>
   friend class InFlight;
+  friend struct detail::TreeAccess;
   // Always inline: a program that never names a leaf is to have one caller of what commits a row.
   CHUNKATTN_INLINE void commit_row(const ScheduledSequence& row,
                                    std::span<const token_type> outputs,

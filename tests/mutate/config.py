@@ -90,6 +90,8 @@ FIRST = [
     ("chunkattn/tiers/*", ["tiers_test", "tier_directory_test", "tier_files_test", "tier_observer_test"]),
     ("chunkattn/events/*", ["mirror_test", "tree_events_test"]),
     ("chunkattn/cache/admission.hpp", ["rank_test"]),
+    ("chunkattn/cache/annotations.hpp", ["annotations_test"]),
+    ("chunkattn/cache/detail/slot_values.hpp", ["annotations_test"]),
     ("chunkattn/cache/checkpoints.hpp", ["checkpoint_test"]),
     ("chunkattn/cache/detail/*checkpoint*", ["checkpoint_test"]),
     ("chunkattn/cache/*", ["learning_test", "tenant_test"]),

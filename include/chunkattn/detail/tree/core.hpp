@@ -439,6 +439,15 @@ struct TreeAccess {
     (void)sequence.tree();
     return sequence.handle_.index;
   }
+  /// The record of a Finished, and whether it is of the tree that `shared` keeps.
+  template <class Finished>
+  [[nodiscard]] static const StepRecord& record(const Finished& finished) {
+    return finished.handle_.record();
+  }
+  template <class Finished, class Shared>
+  [[nodiscard]] static bool is_of(const Finished& finished, const Shared& shared) noexcept {
+    return finished.handle_.shared == shared;
+  }
 };
 
 }  // namespace detail

@@ -112,6 +112,8 @@ CHUNKATTN_FUNCTION SequenceIndex TreeCore::fork(SequenceIndex s, std::int32_t le
         [&](ChunkIndex a, auto at_a, ChunkIndex b, auto at_b, std::int32_t run, auto) {
           tokens_.copy(a, at_a, b, at_b, run);
         });
+    topology.observers.notify(
+        [&](NodeObserver& observer) { observer.on_copy(plan.last, forked.tail, plan.copied); });
     if (plan.rows > 0) request_copies(s, index, from, copy, plan.rows);
     stats.copied_tokens += to_size(plan.rows);
   }

@@ -1,6 +1,6 @@
 // NodeObserver: the hook by which components keep records of their own about nodes, chunks and
-// sequences, such as what events have published (events/), states of recurrent layers and K/V of
-// windows (cache/).
+// sequences, such as what events have published (events/), states of recurrent layers, K/V of
+// windows and values of tokens (cache/).
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,10 @@ class NodeObserver {
   /// A node is about to lose its slots after the first `keep`. With keep = 0 it may be about to
   /// become another node.
   virtual void on_release(NodeIndex n, std::int32_t keep) noexcept = 0;
+  /// A fork has copies of the first `count` tokens of a node at the beginning of another, `to`.
+  /// Their K/V follows with a step.
+  virtual void on_copy([[maybe_unused]] NodeIndex from, [[maybe_unused]] NodeIndex to,
+                       [[maybe_unused]] std::int32_t count) noexcept {}
   /// The whole of a node is about to be dropped, since its sibling `target` has equal tokens at its
   /// end. What was below it is below `target` already.
   virtual void on_merge(NodeIndex duplicate, NodeIndex target) noexcept = 0;

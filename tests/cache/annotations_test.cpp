@@ -1,0 +1,334 @@
+// Values that live with tokens: written by finished steps, shared, forked, split, merged, evicted.
+#include "chunkattn/cache/annotations.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::iota;
+
+namespace {
+
+using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Column = Annotations<Tree, std::int64_t>;
+using Values = std::vector<std::int64_t>;
+
+/// A tree whose steps give each row the value token + 1000.
+struct Engine {
+  Tree tree;
+  AttentionPlan plan;
+  Column own{tree};               // of the row's token
+  Column next{tree, {.lag = 1}};  // of the token after it
+
+  void compute(Tree::Sequence& sequence, std::size_t max_tokens = test::no_limit,
+               std::optional<int> output = {}) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(sequence, max_tokens));
+    const auto view = plan.build(step);
+    Values values;
+    for (const int token : view.tokens()) values.push_back(token + 1000);
+    auto finished = std::move(step).finish();
+    if (output)
+      for (const auto& row : finished.rows()) finished.commit(row, *output);
+    own.set(finished, values);
+    for (std::int64_t& value : values) value += 1;  // tokens count up: that of the next
+    next.set(finished, values);
+    check_invariants(tree);
+  }
+  /// A token that was not sampled; what the row before it says of it is known from then on.
+  void append(Tree::Sequence& sequence, int token) {
+    sequence.append(token);
+    next.set(sequence, sequence.size() - 2, token + 1000);
+  }
+  Tree::Sequence computed(const std::vector<int>& prompt, const InsertOptions& options = {}) {
+    auto sequence = tree.insert(prompt, options);
+    while (sequence.num_uncomputed() > 0) compute(sequence, 3);
+    return sequence;
+  }
+};
+template <class Where>
+Values read(const Column& column, const Where& where, std::size_t position, std::size_t count) {
+  Values values(count);
+  column.read(where, position, values);
+  return values;
+}
+Values counted(std::int64_t first, std::size_t count) {
+  Values values;
+  for (std::size_t i = 0; i < count; ++i) values.push_back(first + static_cast<std::int64_t>(i));
+  return values;
+}
+
+TEST_CASE("a prompt finds the values of the tokens that it shares") {
+  Engine engine;
+  const auto sequence = engine.computed(iota(0, 11));
+  CHECK(engine.own.first_missing(sequence) == 11);
+  CHECK(engine.next.first_missing(sequence) == 10);  // what follows the last one is not known
+  CHECK(read(engine.own, sequence, 2, 9) == counted(1002, 9));
+  CHECK(read(engine.next, sequence, 0, 10) == counted(1001, 10));
+  CHECK(engine.own.stats().chunks == 3);
+  CHECK(engine.own.stats().bytes == 3 * (8 + 4 * 8));
+
+  std::vector<int> other = iota(0, 6);
+  other.insert(other.end(), {90, 91});
+  CHECK(engine.own.first_missing(other) == 6);
+  CHECK(engine.next.first_missing(other) == 5);  // it parts right after the sixth
+  CHECK(read(engine.own, other, 0, 6) == counted(1000, 6));
+  CHECK(read(engine.next, other, 4, 1) == counted(1005, 1));
+  CHECK(engine.own.first_missing(other, 6) == 6);
+  CHECK(engine.own.first_missing(other, 100) == 100);
+  const auto joined = engine.tree.insert(other);  // splits a node within its chunk
+  check_invariants(engine.tree);
+  CHECK(engine.own.first_missing(joined) == 6);
+  CHECK(engine.next.first_missing(joined) == 5);
+  CHECK(read(engine.next, sequence, 0, 10) == counted(1001, 10));
+  // Tokens of another tenant are others.
+  CHECK(engine.own.first_missing(iota(0, 11), 0, {.name_space = {.tenant = 1}}) == 0);
+}
+
+TEST_CASE("reading past what is written says how far it is") {
+  Engine engine;
+  const auto sequence = engine.computed(iota(0, 7));
+  Values out(3);
+  CHECK(test::refused([&] { engine.own.read(sequence, 5, out); }) ==
+        "position + out.size() = 8: expected at most 7, the first position without a value");
+  CHECK(test::refused([&] { engine.next.read(iota(0, 7), 4, out); }) ==
+        "position + out.size() = 7: expected at most 6, the first position without a value");
+  CHECK(test::refused([&] { engine.own.read(sequence, 100, out); }) ==
+        "position + out.size() = 103: expected at most 100, the first position without a value");
+  engine.own.read(sequence, 100, std::span<std::int64_t>());
+  CHECK(out == Values(3));
+}
+
+TEST_CASE("values are of rows that have been computed, and of known tokens") {
+  Engine engine;
+  auto sequence = engine.tree.insert(iota(0, 6));
+  const Values values(6);
+  CHECK(test::refused([&] { engine.own.set(sequence, 0, std::span(values).first(1)); }) ==
+        "position + values.size() = 1: expected at most 0, so far rows are computed and their "
+        "tokens known");
+  engine.compute(sequence, 4);
+  engine.own.set(sequence, 1, std::span(values).first(3));
+  CHECK(read(engine.own, sequence, 0, 4) == Values{1000, 0, 0, 0});
+  engine.own.set(sequence, 2, 7);
+  CHECK(read(engine.own, sequence, 0, 4) == Values{1000, 0, 7, 0});
+  for (const std::size_t position : {0, 4, 5})
+    CHECK(test::refused([&] { engine.own.set(sequence, position, values); }).find("most 4") !=
+          std::string::npos);
+  engine.compute(sequence);
+  // The last row is computed, the next token not known.
+  engine.own.set(sequence, 5, 1);
+  CHECK(test::refused([&] { engine.next.set(sequence, 5, 1); }).find("at most 5") !=
+        std::string::npos);
+  engine.next.set(sequence, 5, std::span<const std::int64_t>());
+}
+
+TEST_CASE("a dropped step leaves no values, and a superseded row none") {
+  Engine engine;
+  auto sequence = engine.computed(iota(0, 3));
+  std::optional<Tree::Finished> first;
+  {
+    auto step = engine.tree.begin_step();
+    sequence.append(3);
+    REQUIRE(step.add(sequence));
+    (void)engine.plan.build(step);
+    auto in_flight = std::move(step).submit();
+    auto later = engine.tree.begin_step();  // on a token that is not known yet
+    REQUIRE(later.add(sequence));
+    AttentionPlan plan;
+    (void)plan.build(later);
+    auto later_in_flight = std::move(later).submit();
+    first = std::move(in_flight).finish();
+    CHECK(engine.own.set(*first, Values{1003}) == 1);
+    CHECK(engine.next.set(*first, Values{1}) == 0);
+    first.reset();  // its output is given up
+    auto superseded = std::move(later_in_flight).finish();
+    sequence.append(4);
+    CHECK(engine.own.set(superseded, Values{-1}) == 0);
+    engine.compute(sequence);
+    CHECK(engine.own.set(superseded, Values{-1}) == 0);
+  }
+  CHECK(read(engine.own, sequence, 0, 5) == counted(1000, 5));
+
+  std::optional<Tree::Finished> gone;
+  {
+    auto step = engine.tree.begin_step();
+    sequence.append(5);
+    REQUIRE(step.add(sequence));
+    (void)engine.plan.build(step);
+    gone = std::move(step).finish();
+  }
+  sequence.truncate(5);
+  CHECK(engine.own.set(*gone, Values{-1}) == 0);
+  CHECK(test::refused([&] { engine.own.set(*gone, Values{}); }) ==
+        "values.size() = 0: expected one for each of the step's 1 rows");
+  Engine other;
+  CHECK(test::refused([&] { other.own.set(*gone, Values{1}); }) ==
+        "finished = of another tree: expected a step of this tree");
+  CHECK(test::refused([&] { (void)other.own.first_missing(sequence); }) ==
+        "sequence = of another tree: expected one of this tree");
+}
+
+TEST_CASE("rows of a void step have no values") {
+  Engine engine;
+  auto sequence = engine.tree.insert(iota(0, 6));
+  auto step = engine.tree.begin_step();
+  REQUIRE(step.add(sequence, 2));
+  (void)engine.plan.build(step);
+  std::optional<Tree::InFlight> lost = std::move(step).submit();
+  AttentionPlan plan;
+  auto behind = engine.tree.begin_step();
+  REQUIRE(behind.add(sequence, 2));
+  (void)plan.build(behind);
+  auto in_flight = std::move(behind).submit();
+  lost.reset();
+  const auto finished = std::move(in_flight).finish();
+  CHECK(engine.own.set(finished, Values{1, 2}) == 0);
+  CHECK(engine.own.stats().chunks == 0);
+}
+
+TEST_CASE("a step's values: decoding rows, parts of prompts, drafts left out") {
+  Engine engine;
+  auto a = engine.computed(iota(0, 6));
+  auto b = engine.tree.insert(iota(50, 9));
+  a.append(6);
+  auto step = engine.tree.begin_step();
+  const std::vector<int> drafts{7, 8, 30};
+  REQUIRE(step.add(b, 5));
+  REQUIRE(step.add(a, 10, {.tokens = drafts}));
+  (void)engine.plan.build(step);
+  auto finished = std::move(step).finish();
+  finished.commit(*finished.rows().begin(), std::vector<int>{7, 8, 9});
+  Values values = counted(1050, 5);
+  values.insert(values.end(), {1006, 1007, 1008, -1});
+  CHECK(engine.own.set(finished, values) == 5);  // a draft was wrong: by position
+  CHECK(engine.own.first_missing(a) == 6);
+  engine.own.set(a, 6, std::span(values).subspan(5, 3));
+  CHECK(engine.own.first_missing(a) == 9);
+  CHECK(test::refused([&] { engine.own.set(a, 9, -1); }).find("at most 9") != std::string::npos);
+  CHECK(read(engine.own, a, 0, 9) == counted(1000, 9));
+  CHECK(read(engine.own, b, 0, 5) == counted(1050, 5));
+  CHECK(engine.next.set(finished, values) == 5);
+}
+
+TEST_CASE("each output has its value as the sequence decodes, over chunks' ends") {
+  Engine engine;
+  auto sequence = engine.computed(iota(0, 3));
+  engine.append(sequence, 3);
+  for (int token = 4; token < 30; ++token) engine.compute(sequence, test::no_limit, token);
+  CHECK(read(engine.own, sequence, 0, 29) == counted(1000, 29));
+  CHECK(read(engine.next, sequence, 0, 29) == counted(1001, 29));
+  Column far(engine.tree, {.lag = 3});
+  sequence.leave();
+  auto again = engine.tree.insert(iota(0, 29));
+  CHECK(engine.next.first_missing(again) == 28);
+  far.set(again, 0, counted(0, 26));
+  CHECK(far.first_missing(iota(0, 20)) == 17);
+  CHECK(read(far, iota(0, 20), 0, 17) == counted(0, 17));
+  CHECK(far.options().lag == 3);
+}
+
+TEST_CASE("a fork has the values of what it shares or copies, and none of what it parts from") {
+  Engine engine;
+  auto sequence = engine.computed(iota(0, 3));
+  engine.append(sequence, 3);
+  for (int token = 4; token < 6; ++token) engine.compute(sequence, test::no_limit, token);
+  for (std::size_t length = 1; length <= sequence.size(); ++length) {
+    auto twin = sequence.fork(length);  // private tails of this size are copied
+    check_invariants(engine.tree);
+    CHECK(engine.own.first_missing(twin) == (std::min)(length, std::size_t{5}));
+    CHECK(engine.next.first_missing(twin) == length - 1);
+    CHECK(read(engine.next, twin, 0, length - 1) == counted(1001, length - 1));
+  }
+  CHECK(engine.tree.stats().forks_copied > 0);
+  // Of the last token, which is not computed yet, a value that is there before: of its transition.
+  CHECK(read(engine.next, sequence, 4, 1) == Values{1005});
+  auto twin = sequence.fork();
+  twin.leave();
+  sequence.truncate(2);
+  CHECK(engine.own.first_missing(sequence) == 2);
+  CHECK(engine.next.first_missing(sequence) == 1);
+}
+
+TEST_CASE("what merges into an equal path leaves its values there") {
+  Engine engine;
+  Tree::Sequence generated = engine.computed(iota(0, 4));
+  engine.append(generated, 4);
+  for (int token = 5; token < 12; ++token) engine.compute(generated, test::no_limit, token);
+  {
+    auto plain = engine.tree.insert(iota(0, 9));  // without values from 4 on
+    test::load(plain);
+    CHECK(engine.own.first_missing(plain) == 4);
+    engine.own.set(plain, 5, 77);
+    generated.leave();
+    check_invariants(engine.tree);
+    CHECK(engine.tree.stats().merged_tokens == 5);
+    CHECK(read(engine.own, plain, 0, 9) ==
+          Values{1000, 1001, 1002, 1003, 1004, 77, 1006, 1007, 1008});
+    CHECK(engine.next.first_missing(plain) == 8);
+  }
+  CHECK(engine.own.first_missing(iota(0, 12)) == 11);
+  CHECK(engine.next.first_missing(iota(0, 12)) == 10);  // that of the last one had no K/V
+}
+
+TEST_CASE("values go with eviction and with clear()") {
+  Engine engine;
+  {
+    auto sequence = engine.computed(iota(0, 16));
+  }
+  CHECK(engine.own.stats().chunks == 4);
+  engine.tree.trim(2);
+  CHECK(engine.own.stats().chunks == 2);
+  CHECK(engine.own.first_missing(iota(0, 16)) == 8);
+  auto live = engine.computed(iota(0, 6));
+  engine.tree.clear();
+  check_invariants(engine.tree);
+  CHECK(engine.own.first_missing(iota(0, 16)) == 0);
+  CHECK(engine.own.first_missing(live) == 6);  // it keeps its K/V, too
+  live.leave();
+  CHECK(engine.own.stats().chunks == 0);
+  CHECK(engine.own.stats().bytes == 0);
+}
+
+TEST_CASE("any size of values, of chunks; a tree that moves and ends") {
+  struct Value {
+    char bytes[13];
+  };
+  using Wide = PrefixTree<int, 256, PoolAllocator, NoRetention>;
+  std::optional<Wide> tree(std::in_place);
+  Annotations<Wide, Value> column(*tree);
+  auto sequence = tree->insert(iota(0, 700));
+  std::optional<Wide> moved(std::move(*tree));
+  test::load(sequence);
+  std::vector<Value> values(700);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i].bytes[i % 13] = static_cast<char>(i);
+  column.set(sequence, 0, std::span(values).first(200));
+  column.set(sequence, 201, std::span(values).subspan(201, 499));
+  CHECK(column.first_missing(sequence) == 200);
+  CHECK(column.first_missing(sequence, 201) == 700);
+  std::vector<Value> out(600);
+  CHECK_THROWS_AS(column.read(sequence, 0, out), const InvalidArgument&);
+  column.set(sequence, 200, values[200]);
+  column.read(sequence, 100, out);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    CHECK(std::equal(out[i].bytes, out[i].bytes + 13, values[i + 100].bytes));
+  moved.reset();
+  CHECK(test::refused([&] { (void)column.first_missing(iota(0, 3)); }) ==
+        "annotations = orphaned: expected those of a tree that still exists");
+  Tree other;
+  CHECK(test::refused([&] { Column(other, {.lag = std::size_t{1} << 31}); }) ==
+        "lag = 2147483648: expected at most 2^30 tokens");
+}
+
+}  // namespace
