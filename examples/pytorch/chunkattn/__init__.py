@@ -19,16 +19,17 @@ from ._core import (
     Step,
     ScheduledSequence,
     Threads,
-    Tree,
     View,
     head_sizes,
     instruction_set,
 )
 from .picture import tree_svg
+from .tree import Tree, WindowedLayers
 
 __all__ = [
     "AddResult", "Attention", "Finished", "InFlight", "KvCache", "OutOfChunks", "Pin", "Plan", "Sequence",
-    "Step", "ScheduledSequence", "Threads", "Tree", "View", "head_sizes", "instruction_set", "tree_svg",
+    "Step", "ScheduledSequence", "Threads", "Tree", "View", "WindowedLayers", "head_sizes", "instruction_set",
+    "tree_svg",
 ]  # fmt: skip
 
 
@@ -47,5 +48,3 @@ class Attention(_core.Attention):
             threads = Threads(threads)
         super().__init__(head_dim, value_dim, threads=threads, scale=scale, reduce=reduce, accuracy=accuracy)
 
-
-Tree._repr_svg_ = tree_svg

@@ -156,9 +156,11 @@ class Attention {
   [[nodiscard]] const AnyAttention& get() const { return *attention_; }
   [[nodiscard]] const std::shared_ptr<Workers>& workers() const { return workers_; }
 
-  Cache make_cache(const Tree& tree, const std::string& dtype, int num_layers,
+  /// \param chunks  of a tree, or of layers with a window
+  template <class Chunks>
+  Cache make_cache(const Chunks& chunks, const std::string& dtype, int num_layers,
                    int num_kv_heads) const {
-    Cache cache{attention_->make_cache(tree, type_named(dtype),
+    Cache cache{attention_->make_cache(chunks, type_named(dtype),
                                        {.num_layers = num_layers, .num_kv_heads = num_kv_heads})};
     cache.memory->grow(1);
     touch_first_chunk(*cache.memory, *workers_);
@@ -170,7 +172,7 @@ class Attention {
     const auto rows = view.view.num_rows;
     const auto keys = elements_of<ConstElements, ReadOnly>(k, "k", rows, attention_->head_dim());
     const auto values = elements_of<ConstElements, ReadOnly>(v, "v", rows, attention_->value_dim());
-    without_gil(view, [&] { attention_->write(memory, view.view, keys, values); });
+    without_gil(view, [&] { attention_->write(memory, view.arrays(), keys, values); });
   }
 
   void run(Cache& cache, int layer, const View& view, nb::handle q, nb::handle out, nb::handle lse,
@@ -189,7 +191,7 @@ class Attention {
                "a dense float32 tensor [num_rows, num_qo_heads] in host memory");
       options.lse = {array.data(), array.size()};
     }
-    without_gil(view, [&] { attention_->run(memory, view.view, query, result, options); });
+    without_gil(view, [&] { attention_->run(memory, view.arrays(), query, result, options); });
   }
 
  private:
@@ -260,9 +262,12 @@ void bind_attention(nb::module_& module) {
       .def_prop_ro("head_dim", [](const Attention& a) { return a.get().head_dim(); })
       .def_prop_ro("value_dim", [](const Attention& a) { return a.get().value_dim(); })
       .def_prop_ro("threads", &Attention::workers)
-      .def("make_cache", &Attention::make_cache, "tree"_a, "dtype"_a, "num_layers"_a,
+      .def("make_cache", &Attention::make_cache<Tree>, "tree"_a, "dtype"_a, "num_layers"_a,
            "num_kv_heads"_a, nb::keep_alive<0, 2>(),
            "K/V memory for the chunks of a tree, of 'float32', 'float16', 'bfloat16' or 'int8'.")
+      .def("make_cache", &Attention::make_cache<WindowedLayers>, "layers"_a, "dtype"_a,
+           "num_layers"_a, "num_kv_heads"_a, nb::keep_alive<0, 2>(),
+           "The same for the chunks of a WindowedLayers.")
       .def("write", &Attention::write, "cache"_a, "layer"_a, "view"_a, "k"_a, "v"_a,
            "Stores K and V of a step's rows: k (num_rows, num_kv_heads, head_dim), v alike with "
            "value_dim, dense.")

@@ -73,5 +73,6 @@ NB_MODULE(_core, module) {
   bind_tree(module);
   bind_step(module);
   bind_plan(module);
+  bind_windows(module);
   bind_attention(module);
 }

@@ -19,7 +19,7 @@ using chunkattn::PlanView;
 const PlanView& current(const View& view) {
   if (!view.view.is_current())
     refuse("view", "out of date", "that of the plan's last build(), before its step has ended");
-  return view.view;
+  return view.arrays();
 }
 
 /// A structured array: a snapshot, which stays as it is when the plan is built again.

@@ -57,9 +57,14 @@ struct Plan {
   chunkattn::AttentionPlan plan;
   int readers = 0;  // guarded by the GIL
 };
+/// What build() gave, and of layers with a window their own arrays over the same rows.
 struct View {
   Tree::StepView view;
   std::shared_ptr<Plan> plan;
+  std::optional<chunkattn::LiveView> of_window{};
+
+  /// What kernels read.
+  [[nodiscard]] const chunkattn::LiveView& arrays() const { return of_window ? *of_window : view; }
 };
 /// A step, until it has ended.
 struct Step {
@@ -70,6 +75,7 @@ struct Step {
 void bind_tree(nb::module_& module);
 void bind_step(nb::module_& module);
 void bind_plan(nb::module_& module);
+void bind_windows(nb::module_& module);
 void bind_attention(nb::module_& module);
 
 }  // namespace binding

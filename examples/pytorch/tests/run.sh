@@ -34,4 +34,4 @@ PYTHONPATH=$folder/tools pip install --no-deps --no-build-isolation --target "$f
 cd "$package/tests"
 export PYTHONPATH=$folder/site PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 export CHUNKATTN_MODELS=${CHUNKATTN_MODELS:-$root/build/models}
-"$python" -m unittest test_attention test_transformers 2>&1 | grep -v '^\[transformers\]'
+"$python" -m unittest test_attention test_transformers test_windows 2>&1 | grep -v '^\[transformers\]'

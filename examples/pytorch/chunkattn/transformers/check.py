@@ -19,9 +19,9 @@ def check_against_eager(model, configs, slots, threads, options):
     shared = [(31 * i + 5) % vocabulary for i in range(9)]
     texts = [shared + [(7 * i + 3) % vocabulary for i in range(5)],
              shared + [(11 * i + 1) % vocabulary for i in range(8)]]  # fmt: skip
-    memory = Memory(slots, DTYPES[model.dtype], threads, options)
+    memory = Memory(slots, DTYPES[model.dtype], threads, options, longest_window=0)
     tree = chunkattn.Tree(max_chunks=8)
-    memory.allocate(tree)
+    memory.allocate(tree, {})
     plan = chunkattn.Plan()
     sequences = [tree.insert(text) for text in texts]
     got = [{}, {}]  # logits by position

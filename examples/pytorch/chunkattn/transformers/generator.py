@@ -11,7 +11,7 @@ import torch
 
 import chunkattn
 
-from . import interface, layers, sampling
+from . import budget, interface, layers, sampling
 from .check import check_against_eager
 from .memory import DTYPES, Memory, forward
 from .prompts import rows_of, tokens_of, whole
@@ -31,7 +31,10 @@ class Generator:
     model: on the CPU, of float32, bfloat16 or float16; of PEFT's and torch.compile()'s wrappers the model inside, not
     compiled. tokenizer: for prompts that are text, and for
     stop_strings. kv_bytes: of K/V memory at most, what is cached included; max_chunks instead of it counts
-    chunks of Tree.chunk_size tokens. kv_dtype: the model's, or 'int8', or another. max_sequences: live at once.
+    chunks of Tree.chunk_size tokens. Layers with a sliding window have chunks of their own, which are given back
+    as it moves on: of kv_bytes, or beside max_chunks, they get what as many texts of typical_length tokens hold as
+    the other layers have room for, and a step. swa_full: they keep K/V of all tokens as other layers do.
+    kv_dtype: the model's, or 'int8', or another. max_sequences: live at once.
     retention, learns: see Tree. threads, reduce, accuracy: see Attention. check: whether two short texts
     are computed by the model's own attention, too, and compared.
 
@@ -39,9 +42,10 @@ class Generator:
     """
 
     def __init__(self, model, tokenizer=None, *, kv_bytes=1 << 30, max_chunks=None, kv_dtype=None, step_tokens=512,
-                 max_sequences=256, retention="lru", learns=False, threads=None, reduce="deterministic",
-                 accuracy="two_terms", check=True):  # fmt: skip
-        for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences), ("kv_bytes", kv_bytes)):
+                 max_sequences=256, typical_length=4096, swa_full=False, retention="lru", learns=False, threads=None,
+                 reduce="deterministic", accuracy="two_terms", check=True):  # fmt: skip
+        for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences), ("kv_bytes", kv_bytes),
+                            ("typical_length", typical_length)):  # fmt: skip
             whole(name, value, 1)
         if max_chunks is not None:
             whole("max_chunks", max_chunks, 2)
@@ -59,22 +63,26 @@ class Generator:
         threads = torch.get_num_threads() if threads is None else threads
         threads = threads if isinstance(threads, chunkattn.Threads) else chunkattn.Threads(threads)
         options = {"reduce": reduce, "accuracy": accuracy}
-        self._memory = Memory(self._slots, kv_dtype or DTYPES[model.dtype], threads, options)
+        longest = 0 if swa_full else (self._limit or budget.MOST) - 1  # a longer window hides nothing
+        self._memory = Memory(self._slots, kv_dtype or DTYPES[model.dtype], threads, options, longest)
         if check:
             check_against_eager(model, self._configs, self._slots, threads, options)
-        self.max_chunks = max_chunks or kv_bytes // self._memory.bytes_per_chunk
+        of_chunk = self._memory.bytes_per_chunk
+        self.max_chunks = max_chunks or budget.chunks_within(kv_bytes, of_chunk, step_tokens, typical_length)
         if self.max_chunks < 2:
             raise ValueError(f"kv_bytes = {kv_bytes}: expected room for two chunks at least, "
-                             f"{2 * self._memory.bytes_per_chunk} bytes")  # fmt: skip
+                             f"{budget.bytes_of(2, of_chunk, step_tokens, typical_length)} bytes")  # fmt: skip
         self.tree = chunkattn.Tree(self.max_chunks, retention=retention, learns=learns)
-        self._memory.allocate(self.tree)
+        self._memory.allocate(
+            self.tree, budget.chunks_of_groups(self.max_chunks, of_chunk, step_tokens, typical_length))  # fmt: skip
         self._plan = chunkattn.Plan()
         self._waiting, self._live, self._events = collections.deque(), [], []
         # Of other threads, of what a step calls, and of Python's garbage collection: for the next turn.
         self._submitted, self._cancelled = collections.deque(), collections.deque()
         self._lock, self._in_turn = threading.RLock(), False
         self._ids, self._num_alone = itertools.count(1), 0
-        self.stats = {"steps": 0, "rows": 0, "prompt_tokens": 0, "cached_tokens": 0, "new_tokens": 0, "preemptions": 0}
+        self.stats = {"steps": 0, "rows": 0, "prompt_tokens": 0, "cached_tokens": 0, "recomputed_tokens": 0,
+                      "new_tokens": 0, "preemptions": 0}  # fmt: skip
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -187,6 +195,11 @@ class Generator:
     def num_live(self):
         return len(self._live)
 
+    @property
+    def kv_bytes_used(self):
+        """K/V that texts hold, and what is cached, of all layers."""
+        return self._memory.bytes_used
+
     # --- turns -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -258,7 +271,8 @@ class Generator:
 
             def fits():
                 needed = self.tree.chunks_needed(work.tokens, **where) + len(self._live) + 1
-                return needed <= self.tree.chunks_available
+                return needed <= self.tree.chunks_available and (
+                    not self._live or self._memory.has_room(len(work.tokens), self.step_tokens, len(self._live)))
 
             # Cached chunks that others have cut may cost more than they save: no request is to wait for that.
             if alone or (not self._live and not fits()):
@@ -268,7 +282,7 @@ class Generator:
                 return
             self._waiting.popleft()
             work.sequence, work.decodes = sequence, False
-            if len(work.tokens) == len(work.request.prompt) and not work.preempted:
+            if work.is_prompt:
                 work.request.cached_tokens = sequence.num_cached + sequence.num_pending
                 self.stats["prompt_tokens"] += len(work.tokens)
                 self.stats["cached_tokens"] += work.request.cached_tokens
@@ -323,8 +337,11 @@ class Generator:
             if not rows:
                 return False
             view = self._plan.build(step)
-            logits = forward(self.model, self._configs, self._memory, view,
-                             [row for row, _ in rows if row is not None] if self._keeps else None)  # fmt: skip
+            try:
+                logits = forward(self.model, self._configs, self._memory, view,
+                                 [row for row, _ in rows if row is not None] if self._keeps else None)  # fmt: skip
+            except chunkattn.OutOfChunks:  # of layers with a window
+                return False
             outputs = [(i, row, work) for i, (row, work) in enumerate(rows) if row is not None]
             if not self._keeps:
                 logits = logits[[row for _, row, _ in outputs]]
@@ -351,13 +368,32 @@ class Generator:
         for work in self._live:
             if work.decodes:
                 continue
+            left = min(left, self._memory.rows_left(step))
             if left <= 0:
                 break
+            if not self._is_ready(work):
+                continue
             added = step.add(work.sequence, left)
             if added:  # else it waits for what another one is to compute, or for a chunk
                 rows.append((added.row.output_row if added.row.has_output else None, work))
                 left -= added.row.num_rows
         return rows
+
+    def _is_ready(self, work):
+        """Whether all windows of its next row are there, perhaps since some of its tokens are to be computed again."""
+        if self._memory.is_ready(work.sequence):
+            return True
+        if work.sequence.num_pending > 0:  # others compute what it begins with
+            return False
+        try:
+            again = self._memory.resume(work.sequence)
+        except chunkattn.OutOfChunks:
+            return False
+        self.stats["recomputed_tokens"] += again
+        if work.is_prompt:
+            work.request.cached_tokens -= again
+            self.stats["cached_tokens"] -= again
+        return True
 
     @staticmethod
     def _choose(works, logits):
@@ -400,7 +436,7 @@ class Generator:
         fork = Work(work.request, choice, tokens)
         if len(self._live) < self.max_sequences:
             fork.sequence = work.sequence.try_fork()
-            if fork.sequence is not None and fork.sequence.try_append(tokens[-1:]):
+            if fork.sequence is not None and fork.sequence.try_append(tokens[-1:]) and self._is_ready(fork):
                 fork.decodes = True
                 return fork
             fork.sequence = None

@@ -1,24 +1,28 @@
-"""K/V memory and attention for the slots of a model, and a step of it."""
+"""K/V memory and attention for the slots of a model, and a step of it.
+
+Layers with a window have a group of chunks of their own for each size of windows, which are given back as the
+windows move on; the others have the tree's.
+"""
 
 import torch
 import torch.nn.functional as F
 
 import chunkattn
 
-from . import interface
+from . import budget, interface
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class _Layers:
-    """The slots of one geometry. Heads of a size without kernels are padded with zeros."""
+    """The slots of one geometry and one group. Heads of a size without kernels are padded with zeros."""
 
-    def __init__(self, geometry, num_layers, threads, options):
+    def __init__(self, geometry, window, num_layers, threads, options):
         fitting = [size for size in chunkattn.head_sizes()
                    if size[0] >= geometry.key_dim and size[1] >= geometry.value_dim]  # fmt: skip
         key_dim, value_dim = min(fitting, key=sum)
-        self.geometry, self.num_layers = geometry, num_layers
+        self.geometry, self.window, self.num_layers = geometry, window, num_layers
         self.attention = chunkattn.Attention(key_dim, value_dim, threads=threads, scale=geometry.scale, **options)
         self.more_key, self.more_value = key_dim - geometry.key_dim, value_dim - geometry.value_dim
         self.cache = None
@@ -30,33 +34,86 @@ class _Layers:
 
 
 class Memory:
-    """K/V of all slots for the chunks of one tree."""
+    """K/V of all slots, for the chunks of one tree and of its groups.
 
-    def __init__(self, slots, dtype, threads, options):
+    longest_window: slots with a larger one, or with any where it is 0, keep K/V of all tokens.
+    """
+
+    def __init__(self, slots, dtype, threads, options, longest_window):
         if dtype not in SIZES:
             raise ValueError(f"kv_dtype = {dtype!r}: expected one of {', '.join(map(repr, SIZES))}")
         self.slots, self.dtype = slots, dtype
         counts = {}
         self.layers_of_slot = []  # of each slot: its layers, and its number among them
         for slot in slots:
-            self.layers_of_slot.append((slot.geometry, counts.get(slot.geometry, 0)))
-            counts[slot.geometry] = counts.get(slot.geometry, 0) + 1
-        layers = {g: _Layers(g, count, threads, options) for g, count in counts.items()}
+            kind = (slot.geometry, slot.window if slot.window and slot.window <= longest_window else None)
+            self.layers_of_slot.append((kind, counts.get(kind, 0)))
+            counts[kind] = counts.get(kind, 0) + 1
+        layers = {kind: _Layers(*kind, count, threads, options) for kind, count in counts.items()}
         self.layers = list(layers.values())
-        self.layers_of_slot = [(layers[geometry], number) for geometry, number in self.layers_of_slot]
-        self.bytes_per_chunk = chunkattn.Tree.chunk_size * sum(l.bytes_per_token(dtype) for l in self.layers)
+        self.layers_of_slot = [(layers[kind], number) for kind, number in self.layers_of_slot]
+        self.bytes_per_chunk = {None: 0}  # of the tree (None), and of the group of each window
+        for l in self.layers:
+            of_layers = budget.CHUNK * l.bytes_per_token(dtype)
+            self.bytes_per_chunk[l.window] = self.bytes_per_chunk.get(l.window, 0) + of_layers
+        self.tree, self.groups = None, {}  # a WindowedLayers for each window
 
-    def allocate(self, tree):
+    def allocate(self, tree, window_chunks):
+        """window_chunks: of each window, the chunks of its group."""
+        self.tree = tree
+        self.groups = {window: chunkattn.WindowedLayers(tree, window, n) for window, n in window_chunks.items()}
         for layers in self.layers:
             layers.cache = layers.attention.make_cache(
-                tree, self.dtype, layers.num_layers, layers.geometry.num_kv_heads)  # fmt: skip
+                self.groups.get(layers.window, tree), self.dtype, layers.num_layers,
+                layers.geometry.num_kv_heads)  # fmt: skip
+
+    @property
+    def bytes_used(self):
+        """Of chunks that sequences hold, or that are cached."""
+        return sum(self.bytes_per_chunk[window] * of.stats()["used_chunks"]
+                   for window, of in {None: self.tree, **self.groups}.items())  # fmt: skip
+
+    def resume(self, sequence):
+        """Before the first step of a sequence, when its num_pending is 0: has it computed from where all windows are.
+
+        Returns how many tokens are computed again. Raises OutOfChunks.
+        """
+        found = len(sequence) - sequence.num_uncomputed
+        position, checked = found, None
+        while position != checked:
+            checked = position
+            for group in self.groups.values():
+                position = group.window_end(sequence, position)
+        for group in self.groups.values():
+            group.resume(sequence, position)
+        return found - position
+
+    def is_ready(self, sequence):
+        """Whether a sequence can be added to a step without resume()."""
+        return all(group.is_ready(sequence) for group in self.groups.values())
+
+    def has_room(self, num_tokens, step_tokens, num_live):
+        """Whether groups have room for one more text, its steps, and a chunk for each of those that are live."""
+        of_text = -(-num_tokens // budget.CHUNK) + 1
+        return all(min(of_text, budget.chunks_of_window(window) + -(-step_tokens // budget.CHUNK)) + num_live + 1
+                   <= group.chunks_available for window, group in self.groups.items())  # fmt: skip
+
+    def rows_left(self, step):
+        """Rows of a prompt that groups have room for in an open step, beside those that it has."""
+        free = min((group.chunks_available - group.chunks_needed(step) for group in self.groups.values()),
+                   default=budget.MOST)  # fmt: skip
+        return 0 if free <= 0 else (free - 1) * budget.CHUNK + 1  # the first may be the last of a chunk
+
+    def views(self, view):
+        """By window: what the layers read of a step. Raises OutOfChunks."""
+        return {None: view, **{window: group.view(view) for window, group in self.groups.items()}}
 
 
 class Run:
     """Attention of one forward pass over the rows of a view."""
 
     def __init__(self, memory, view):
-        self.memory, self.view, self.slot = memory, view, 0
+        self.memory, self.views, self.slot = memory, memory.views(view), 0
 
     def attend(self, module, query, key, value, attention_mask, arguments):
         at, self.slot = self.slot, self.slot + 1
@@ -73,15 +130,19 @@ class Run:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         sinks = arguments.get("s_aux")
         out = query.new_empty(*query.shape[:3], layers.attention.value_dim)
-        layers.attention.write(layers.cache, number, self.view, key, value)
+        view = self.views[layers.window]
+        layers.attention.write(layers.cache, number, view, key, value)
         layers.attention.run(
-            layers.cache, number, self.view, query, out, window=slot.window, soft_cap=slot.soft_cap,
+            layers.cache, number, view, query, out, window=slot.window, soft_cap=slot.soft_cap,
             sinks=None if sinks is None else sinks.detach().float().contiguous())  # fmt: skip
         return out[..., : slot.geometry.value_dim].contiguous() if layers.more_value else out
 
 
 def forward(model, configs, memory, view, rows=None):
-    """Logits of a view's rows, or of some of them: [rows][vocabulary]."""
+    """Logits of a view's rows, or of some of them: [rows][vocabulary].
+
+    Raises OutOfChunks, before anything is computed, where a group has no room.
+    """
     run = Run(memory, view)
     tokens = torch.from_numpy(view.tokens).long()[None]
     positions = torch.from_numpy(view.positions).long()[None]

@@ -23,7 +23,7 @@ class Request:
     sampler: object = dataclasses.field(repr=False)
     insert: dict = dataclasses.field(repr=False)  # keywords of Tree.insert()
     streamer: object = dataclasses.field(default=None, repr=False)
-    cached_tokens: int = 0  # of the prompt, found in the tree when it joined
+    cached_tokens: int = 0  # of the prompt, found when it joined and not computed again for windows
     error: Exception | None = None  # what a processor, criterion or streamer of this request raised
     _generator: object = dataclasses.field(default=None, repr=False)  # a weak reference
     _has_events: bool = dataclasses.field(default=True, repr=False)
@@ -69,6 +69,11 @@ class Work:
         self.sequence = None  # while it is live
         self.decodes = False
         self.preempted = False  # it has been live before
+
+    @property
+    def is_prompt(self):
+        """Whether it is a prompt that joins for the first time, and nothing of it is computed."""
+        return len(self.tokens) == len(self.request.prompt) and not self.preempted
 
     @property
     def output(self):

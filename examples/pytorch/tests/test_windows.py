@@ -1,0 +1,291 @@
+"""Layers with a sliding window, whose K/V is given back as it moves on, in Generator.
+
+    python -m unittest test_windows
+"""
+
+import contextlib
+import random
+import unittest
+import unittest.mock
+
+import models
+import torch
+import transformers
+from test_transformers import SEED, Recorder, alone, check_logits, run_all
+
+import chunkattn
+from chunkattn.transformers import Generator, budget, layers
+
+TOLERANCE = 1e-4
+FAMILIES = {
+    "gemma2": (transformers.Gemma2Config, dict(query_pre_attn_scalar=24, attn_logit_softcapping=3.0)),
+    "gemma3": (transformers.Gemma3TextConfig, {}),
+    "gpt_oss": (transformers.GptOssConfig, dict(num_local_experts=4, num_experts_per_tok=2)),
+    "mistral": (transformers.MistralConfig, {}),
+    "cohere2": (transformers.Cohere2Config, dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)),
+    "exaone4": (transformers.Exaone4Config, {}),
+}
+
+
+def make(family, window, layer_types=models.MIXED):
+    kind, options = FAMILIES[family]
+    options = options if family == "exaone4" else options | dict(head_dim=32)
+    if family != "mistral":  # whose layers all have the window
+        options = options | dict(layer_types=list(layer_types), num_hidden_layers=len(layer_types))
+    config = kind(**models.COMMON | dict(max_position_embeddings=32768) | options, sliding_window=window)
+    return models.make(config, SEED)
+
+
+@contextlib.contextmanager
+def with_another_window(model, layer, window):
+    """The model's layer has a smaller window than it says, in its own attention and here."""
+
+    def narrow(module, args, named):
+        mask = named.get("attention_mask")
+        if mask is not None and mask.dtype.is_floating_point:  # of eager attention
+            rows = torch.arange(mask.shape[-2])[:, None] - torch.arange(mask.shape[-1])
+            named["attention_mask"] = mask.masked_fill(rows >= window, torch.finfo(mask.dtype).min)
+        return args, named
+
+    def slots_of(*args):
+        slots = slots_before(*args)
+        slots[layer].window = window
+        return slots
+
+    slots_before = layers.slots_of
+    handle = model.model.layers[layer].self_attn.register_forward_pre_hook(narrow, with_kwargs=True)
+    try:
+        with unittest.mock.patch.object(layers, "slots_of", slots_of):
+            yield
+    finally:
+        handle.remove()
+
+
+class WindowsTest(unittest.TestCase):
+    def draw(self):
+        return random.Random(f"{SEED} {self.id()}")
+
+    def texts(self, draw, count, length):
+        """Prompts that part from earlier ones in random places."""
+        texts = [[draw.randrange(211) for _ in range(length)]]
+        while len(texts) < count:
+            known = draw.choice(texts)
+            texts.append(known[: draw.randrange(len(known))] + [draw.randrange(211) for _ in range(draw.randrange(1, 150))])
+        return texts
+
+    def check_text(self, model, prompt, tokens, expected):
+        """Equal, or parted where two tokens were as likely."""
+        if tokens != expected:
+            at = next(i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b)
+            logits = alone(model, prompt + tokens[:at])[-1]
+            self.assertLess(abs(float(logits[tokens[at]] - logits[expected[at]])),
+                            2 * TOLERANCE * float(logits.abs().max()))  # fmt: skip
+
+    def check_idle(self, generator):
+        """Nothing is held any more, but for what is cached, within its bounds."""
+        self.assertEqual(generator.tree.stats()["live_sequences"], 0)
+        for group in generator.tree.windows:
+            stats = group.stats()
+            self.assertEqual(stats["used_chunks"], stats["cached_chunks"])
+            self.assertLessEqual(stats["peak_used_chunks"], group.max_chunks)
+
+    def test_texts_of_each_family(self):
+        """As by transformers' generate(), with and without giving back; and the rows are those that are said."""
+        options = dict(max_new_tokens=6, eos_token_id=None, do_sample=False)
+        for family in FAMILIES:
+            with self.subTest(family):
+                draw = self.draw()
+                window = draw.randrange(30, 130)
+                model = make(family, window)
+                prompts = self.texts(draw, 6, 500)
+                expected = []
+                for prompt in prompts:
+                    ids = torch.tensor([prompt])
+                    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+                    expected.append(theirs[0, len(prompt) :].tolist())
+                for swa_full in (False, True):
+                    ours = Generator(model, step_tokens=draw.randrange(40, 200), swa_full=swa_full)
+                    self.assertEqual([group.window for group in ours.tree.windows], [] if swa_full else [window])
+                    requests = []
+                    for prompt in prompts:  # some at once, others after those before
+                        requests.append(ours.submit(prompt, **options))
+                        while draw.randrange(2) and ours.has_work:
+                            ours.step()
+                    run_all(ours)
+                    for request, text in zip(requests, expected):
+                        self.check_text(model, request.prompt, request.tokens, text)
+                    stats = ours.stats
+                    self.assertEqual(stats["preemptions"], 0)
+                    self.assertEqual(stats["rows"], stats["prompt_tokens"] - stats["cached_tokens"]
+                                     + stats["new_tokens"] - len(prompts))  # fmt: skip
+                    self.assertEqual(stats["cached_tokens"], sum(request.cached_tokens for request in requests))
+                    self.assertEqual(stats["recomputed_tokens"],
+                                     sum(group.stats()["recomputed_tokens"] for group in ours.tree.windows))
+                    self.check_idle(ours)
+
+    def test_random_requests(self):
+        """Forks, cancelled requests, and too little memory of either kind, with one window, two, or nothing else."""
+        for trial in range(6):
+            draw = random.Random(f"{SEED} {trial}")
+            family = draw.choice(sorted(FAMILIES))
+            window = draw.randrange(2, 200)
+            kinds = draw.choice([models.MIXED, ["sliding_attention"] * 2, ["sliding_attention"] * 2 + ["full_attention"]])
+            options = dict(max_chunks=draw.randrange(15, 40), step_tokens=draw.randrange(20, 200),
+                           typical_length=draw.randrange(200, 5000), max_sequences=draw.randrange(2, 9))  # fmt: skip
+            with self.subTest(family, window=window, kinds=kinds, **options), contextlib.ExitStack() as stack:
+                model = make(family, window, kinds)
+                if len(kinds) == 3 and family != "mistral":
+                    stack.enter_context(with_another_window(model, 1, draw.randrange(1, window)))
+                ours = Generator(model, **options)
+                requests = []
+                for prompt in self.texts(draw, 12, 400):
+                    recorder = Recorder()
+                    sampled = dict(n=draw.randrange(2, 4), do_sample=True, seed=1) if draw.randrange(3) == 0 else {}
+                    requests.append((ours.submit(prompt, max_new_tokens=draw.randrange(1, 40), eos_token_id=None,
+                                                 logits_processor=[recorder], **sampled), recorder))  # fmt: skip
+                    for _ in range(draw.randrange(6)):
+                        ours.step()
+                        ours.tree.check_invariants()
+                    if draw.randrange(4) == 0:
+                        draw.choice(requests)[0].cancel()
+                    if draw.randrange(8) == 0:
+                        ours.tree.clear()
+                run_all(ours)
+                for request, recorder in requests:
+                    if request.finish_reason == "cancelled":
+                        continue
+                    self.assertLess(check_logits(self, model, request, recorder, TOLERANCE), TOLERANCE)
+                self.check_idle(ours)
+
+    def test_groups_that_are_short(self):
+        """The tree has room, windows have not: texts wait or are preempted, and all come out as if alone."""
+        draw, window = self.draw(), 150
+        model = make("gemma3", window)
+        prompts = [[draw.randrange(200) for _ in range(150)] for _ in range(6)]
+        ours = Generator(model, max_chunks=100, step_tokens=64, typical_length=1 << 20)
+        group, = ours.tree.windows
+        self.assertEqual(group.max_chunks, budget.chunks_of_window(window) + 2)
+        requests = ours.generate(prompts, max_new_tokens=80, eos_token_id=None)
+        self.assertGreater(ours.stats["preemptions"], 0)
+        self.assertGreater(ours.tree.chunks_available, 50)
+        for request in requests:
+            whole, = Generator(model, swa_full=True).generate([request.prompt], max_new_tokens=80, eos_token_id=None)
+            self.check_text(model, request.prompt, request.tokens, whole.tokens)
+        self.check_idle(ours)
+
+    def test_memory(self):
+        """kv_bytes counts both pools, and all that fits is used."""
+        draw = self.draw()
+        for family in ("gemma3", "mistral"):
+            model = make(family, 200)
+            for _ in range(4):
+                size = dict(step_tokens=draw.randrange(1, 600), typical_length=draw.randrange(1, 9000))
+                kv_bytes = draw.randrange(2 << 20, 64 << 20)
+                ours = Generator(model, kv_bytes=kv_bytes, check=False, **size)
+                group, = ours.tree.windows
+                memory = ours._memory
+                for made in memory.layers:
+                    self.assertEqual(made.cache.bytes_per_chunk, memory.bytes_per_chunk[made.window])
+                of_group = group.max_chunks * memory.bytes_per_chunk[200]
+                self.assertLessEqual(ours.max_chunks * memory.bytes_per_chunk[None] + of_group, kv_bytes)
+                self.assertGreater(budget.bytes_of(ours.max_chunks + 1, memory.bytes_per_chunk, *size.values()), kv_bytes)
+                self.assertLessEqual(group.max_chunks, ours.max_chunks)
+            with self.assertRaisesRegex(ValueError, r"kv_bytes = 9: expected room for two chunks at least, (\d+) bytes"):
+                Generator(model, kv_bytes=9)
+        with self.assertRaisesRegex(ValueError, "typical_length = 0: expected at least 1"):
+            Generator(model, typical_length=0)
+        unbounded = make("gemma3", 40000)  # longer than any text
+        self.assertEqual(Generator(unbounded, check=False).tree.windows, [])
+
+    def test_what_is_held(self):
+        """Of a text that decodes, no more than its window; both pools are shown."""
+        ours = Generator(make("gemma3", 128), kv_bytes=64 << 20, step_tokens=256)
+        request = ours.submit([i % 211 for i in range(1500)], max_new_tokens=90, eos_token_id=None)
+        group, = ours.tree.windows
+        while ours.has_work:
+            ours.step()
+            stats = group.stats()
+            held = stats["used_chunks"] - stats["cached_chunks"]
+            self.assertLessEqual(held, budget.chunks_of_window(128) + (0 if request.tokens else 4))
+            expected = (ours.tree.stats()["used_chunks"] * 64 * 1 + stats["used_chunks"] * 64 * 1) * 2 * 2 * 64 * 4
+            self.assertEqual(ours.kv_bytes_used, expected)
+        self.assertGreater(ours.tree.stats()["used_chunks"], 20)
+        said = f"window 128: {stats['used_chunks']} of {group.max_chunks} chunks ({stats['cached_chunks']} cached)"
+        self.assertIn(said, str(ours.tree))
+        self.assertIn(said, repr(ours.tree))
+        ours.tree.clear()
+        self.assertEqual((ours.kv_bytes_used, group.stats()["used_chunks"]), (0, 0))
+
+
+class BindingTest(unittest.TestCase):
+    """WindowedLayers by itself."""
+
+    def test_refusals(self):
+        tree, other = chunkattn.Tree(100), chunkattn.Tree(5)
+        for wanted, options in (("window = 0", (0, 5)), ("max_chunks = 0", (5, 0))):
+            with self.subTest(wanted), self.assertRaisesRegex(ValueError, wanted):
+                chunkattn.WindowedLayers(tree, *options)
+        layers = chunkattn.WindowedLayers(tree, 20, 3, max_cached_chunks=1)
+        self.assertEqual((layers.window, layers.max_chunks, layers.max_cached_chunks), (20, 3, 1))
+        plan, sequence = chunkattn.Plan(), tree.insert(range(300))
+        step = tree.begin_step()
+        step.add(sequence, 300)
+        self.assertFalse(layers.is_ready(sequence))
+        with self.assertRaisesRegex(ValueError, "call resume\\(\\) before add"):
+            layers.view(plan.build(step))
+        step.cancel()
+        self.assertEqual((layers.window_end(sequence), layers.resume(sequence)), (0, 0))
+        with self.assertRaisesRegex(ValueError, "position = 7: expected 0"):
+            layers.resume(sequence, 7)
+        step = tree.begin_step()
+        step.add(sequence, 300)
+        self.assertEqual((layers.chunks_needed(step), layers.chunks_available), (5, 3))
+        view = plan.build(step)
+        with self.assertRaises(chunkattn.OutOfChunks):
+            layers.view(view)
+        step.cancel()
+        step = tree.begin_step()
+        step.add(sequence, 100)
+        view = plan.build(step)
+        near = layers.view(view)
+        with self.assertRaisesRegex(ValueError, "view = of layers with a window"):
+            layers.view(near)
+        self.assertEqual(near.tokens.tolist(), list(range(100)))
+        attention = chunkattn.Attention(64)
+        cache = attention.make_cache(layers, "float32", 1, 1)
+        rows = torch.zeros(100, 1, 64)
+        attention.write(cache, 0, near, rows, rows)
+        with self.assertRaisesRegex(ValueError, r"variant = without .*: expected SlidingWindow\{20\}"):
+            attention.run(cache, 0, near, rows, torch.empty_like(rows))
+        with self.assertRaisesRegex(ValueError, "another tree|of its own"):
+            attention.write(attention.make_cache(tree, "float32", 1, 1), 0, near, rows, rows)
+        step.finished()
+        with self.assertRaisesRegex(ValueError, "plan = out of date"):
+            layers.view(view)
+        with self.assertRaisesRegex(ValueError, "sequence = of another tree"):
+            layers.is_ready(other.insert([1]))
+
+    def test_lifetimes(self):
+        """A view keeps its group, a group its tree; a tree keeps no group."""
+        tree = chunkattn.Tree(100)
+        layers = chunkattn.WindowedLayers(tree, 20, 30)
+        sequence, plan = tree.insert(range(100)), chunkattn.Plan()
+        layers.resume(sequence)
+        step = tree.begin_step()
+        step.add(sequence)
+        near = layers.view(plan.build(step))
+        self.assertEqual(tree.windows, [layers])
+        del layers
+        self.assertEqual(len(tree.windows), 1)
+        self.assertEqual(int(near.segments["num_pieces"].sum()), 2)
+        step.finished()
+        del near
+        self.assertEqual(tree.windows, [])
+        layers = chunkattn.WindowedLayers(tree, 20, 30)
+        del tree, sequence, step
+        self.assertEqual(layers.stats()["used_chunks"], 0)
+        self.assertIn("window 20", repr(layers))
+
+
+if __name__ == "__main__":
+    unittest.main()
