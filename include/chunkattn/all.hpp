@@ -9,6 +9,7 @@
 #include "cache/annotations.hpp"
 #include "cache/checkpoints.hpp"
 #include "cache/policy.hpp"
+#include "cache/windowed_groups.hpp"
 #include "cache/windowed_layers.hpp"
 #include "chunkattn.hpp"
 #include "debug/attention.hpp"

@@ -2,6 +2,7 @@
 // as the window moves on (docs/windows.md).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,15 +22,22 @@
 #include "../tree_options.hpp"
 #include "detail/window_group.hpp"
 #include "detail/window_plan.hpp"
+#include "detail/window_resume.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
-/// For tests: what is inside.
+/// What other components and tests see beyond the public members.
 struct WindowAccess {
   template <class Layers>
-  [[nodiscard]] static const WindowGroup& group(const Layers& layers) {
+  [[nodiscard]] static WindowGroup& group(const Layers& layers) {
     return *layers.group_;
+  }
+  /// The sequence, where resume() may be called.
+  template <class Layers>
+  [[nodiscard]] static SequenceIndex resumable(const Layers& layers,
+                                               const typename Layers::Sequence& sequence) {
+    return layers.resumable(sequence);
   }
 };
 }  // namespace detail
@@ -41,8 +49,7 @@ struct WindowAccess {
 ///
 /// Its calls, its end too, are calls of the tree: the caller locks. Its views end with it. The tree
 /// may move, and may end before it; then all calls but stats(), chunks_available() and options()
-/// throw InvalidArgument. A model whose layers have different windows has a group for each of them:
-/// window_end() of each in turn, until none lowers it, is where all can be resumed.
+/// throw InvalidArgument. A model whose layers have different windows has WindowedGroups.
 ///
 /// \tparam Tree  a PrefixTree
 template <class Tree>
@@ -99,7 +106,8 @@ class WindowedLayers {
     const std::size_t end = window_end(sequence, position);
     if (end != position) [[unlikely]]
       detail::fail_argument("position", position, {end, ", before which the window is there"});
-    if (!group_->resume(s, static_cast<std::int32_t>(position))) [[unlikely]]
+    if (detail::resume(shared_->tree->core, inner(), s, static_cast<std::int32_t>(position)))
+        [[unlikely]]
       group_->fail_out_of_chunks();
     return position;
   }
@@ -109,7 +117,7 @@ class WindowedLayers {
     const detail::TreeCore& core = shared_core();
     const detail::SequenceRecord& record = core.sequences[index_of(sequence)];
     const auto end = (std::min)(limit, detail::to_size(record.cursor));
-    return detail::to_size(group_->nearest(record.tail, static_cast<std::int32_t>(end)));
+    return detail::to_size(group_->search().nearest(record.tail, static_cast<std::int32_t>(end)));
   }
   /// Whether the sequence can be added to a step as it stands. If not, resume() comes first: before
   /// its first step, and after truncate(), take_over() and K/V that was loaded.
@@ -120,10 +128,7 @@ class WindowedLayers {
   [[nodiscard]] std::size_t find(TokenSpan<token_type> prompt,
                                  const InsertOptions& options = {}) const {
     (void)shared_core();
-    const auto& tree = *shared_->tree;
-    const detail::PathMatch match = tree.find(prompt, options);
-    const std::size_t cached = tree.result_of(match, options).cached;
-    return detail::to_size(group_->nearest(match.last, static_cast<std::int32_t>(cached)));
+    return detail::PromptSearch(*shared_->tree, prompt, options).position(inner());
   }
 
   /// The plan of the group's layers, for a step whose plan was built: the same rows and the same
@@ -178,6 +183,9 @@ class WindowedLayers {
     std::unique_ptr<detail::WindowPlan> plan;
   };
 
+  [[nodiscard]] std::array<detail::WindowGroup*, 1> inner() const noexcept {
+    return {group_.get()};
+  }
   static const Options& checked(const Options& options) {
     detail::check_argument(options.window >= 1, "window", options.window, "at least 1 key");
     detail::check_argument(options.max_chunks >= 1 && options.max_chunks <= max_pool_chunks,

@@ -125,6 +125,10 @@ class WindowChunks {
     std::int32_t word = 0;
     std::uint64_t mask = 0;
   };
+  /// One slot.
+  [[nodiscard]] static Slots slot(ChunkIndex c, std::int32_t offset) noexcept {
+    return {c, offset >> 6, std::uint64_t{1} << (offset & 63)};
+  }
   /// Calls f(Slots) for the slots [first, first + count) of a chunk, word by word.
   template <class F>
   CHUNKATTN_INLINE static void for_each_word(ChunkIndex c, std::int32_t first, std::int32_t count,

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
 #include "window_chunks.hpp"
+#include "window_search.hpp"
 #include "window_writes.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -35,14 +35,15 @@ class WindowGroup final : public NodeObserver {
  public:
   WindowGroup(TreeCore& tree, std::int32_t window, std::size_t max_chunks, std::size_t max_cached)
       : core_(tree),
-        held_(window - 1),
-        chunks_(tree.topology.geometry.size, max_chunks, max_cached) {
+        chunks_(tree.topology.geometry.size, max_chunks, max_cached),
+        search_(tree, chunks_, window - 1) {
     core_.topology.observers.add(*this);
   }
   WindowGroup(const WindowGroup&) = delete;
   WindowGroup& operator=(const WindowGroup&) = delete;
 
   [[nodiscard]] const WindowChunks& chunks() const noexcept { return chunks_; }
+  [[nodiscard]] const WindowSearch& search() const noexcept { return search_; }
   [[nodiscard]] std::uint64_t num_recomputed() const noexcept { return num_recomputed_; }
 
   // ---- sequences -----------------------------------------------------------------------------
@@ -51,70 +52,44 @@ class WindowGroup final : public NodeObserver {
   [[nodiscard]] bool is_ready(SequenceIndex s) const noexcept {
     return to_size(s) < holds_.size() && holds_[to_size(s)].covers(core_.sequences[s].cursor);
   }
-  /// The last position up to `limit` of the path to `last` whose window has K/V, or gets it by
-  /// copies of a step that is still to be built.
-  [[nodiscard]] std::int32_t nearest(NodeIndex last, std::int32_t limit) const noexcept {
-    std::int32_t position = limit, needed = begin_of(limit);
-    for (NodeIndex i = last; i != root_node && core_.topology.node(i).end() > needed;
-         i = core_.topology.node(i).parent) {
-      const TreeNode& n = core_.topology.node(i);
-      std::int32_t end = (std::min)(n.end(), position);
-      if (end <= n.position) continue;
-      ChunkIndex chunk = core_.topology.chunk_of(n, n.begin + end - 1 - n.position);
-      while (end > (std::max)(n.position, needed)) {
-        const std::int32_t last_slot =
-            core_.topology.geometry.offset(n.begin + end - 1 - n.position);
-        const std::int32_t count = (std::min)(last_slot + 1, end - n.position);
-        const std::int32_t missing = num_missing(chunk, last_slot + 1 - count, count);
-        if (missing > 0 && end - count + missing <= needed)
-          break;  // those that are needed are there
-        end -= missing > 0 ? count - missing + 1 : count;
-        if (missing > 0) {
-          position = end;
-          needed = begin_of(position);
-        }
-        if (core_.topology.geometry.offset(n.begin + end - n.position) == 0)
-          chunk = core_.chunk_table[chunk].prev;
-      }
-    }
-    return position;
-  }
-  /// Has a sequence computed from that position on; it holds the window before it. False, with
-  /// nothing changed, where chunks are missing for rows that a fork's copies are to fill.
-  bool resume(SequenceIndex s, std::int32_t position) {
-    SequenceRecord& record = core_.sequences[s];
+  /// Holds the window before a position for a sequence that is to be computed from there on, until
+  /// commit_resume() or cancel_resume(). False, with nothing changed, where chunks are missing for
+  /// rows that a fork's copies are to fill.
+  bool prepare_resume(SequenceIndex s, std::int32_t position) {
     if (to_size(s) >= holds_.size()) holds_.resize(to_size(s) + 1);
-    Array<Part> parts;
     wanted_.clear();
-    for_each_run(s, {begin_of(position), position - begin_of(position)},
+    const std::int32_t begin = begin_of(position);
+    for_each_run(s, {begin, position - begin},
                  [&](ChunkIndex c, std::int32_t, std::int32_t count, std::int32_t at) {
-                   wanted_.push_back({c});
-                   parts.push_back({no_chunk, at, at + count});
+                   wanted_.push_back({c, no_chunk, at, at + count});
                  });
-    if (!take_wanted()) return false;
-    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].chunk = wanted_[i].own;
+    holds_[to_size(s)].parts.reserve(wanted_.size());
+    return take_wanted();
+  }
+  void commit_resume(SequenceIndex s, std::int32_t position) noexcept {
+    const SequenceRecord& record = core_.sequences[s];
     Hold& hold = holds_[to_size(s)];
     release(hold);
     hold.is_used = true;
     hold.next = hold.end = position;
     hold.prompt_end = record.size - 1;
-    hold.parts = std::move(parts);
+    for (const Wanted& wanted : wanted_)
+      hold.parts.push_back({wanted.own, wanted.begin, wanted.end});
+    wanted_.clear();
     num_recomputed_ += to_size(record.cursor - position);
-    record.cursor = position;
-    return true;
   }
+  void cancel_resume() noexcept { release_wanted(); }
 
   // ---- steps ---------------------------------------------------------------------------------
 
   /// Of the available chunks, how many plan() is to take or hold for the step, at most.
   [[nodiscard]] std::size_t chunks_needed(const StepRecord& step) const {
-    std::size_t needed = 0;
+    Array<ChunkIndex> needed;  // of the tree
     for (const StepEntry& entry : step.entries)
       for_each_row(entry, [&](ChunkIndex of_tree, std::int32_t, std::int32_t, std::int32_t) {
-        const ChunkIndex c = chunks_.find(of_tree);
-        needed += c == no_chunk || chunks_.num_holds(c) == 0;
+        if (!search_.is_held(of_tree)) needed.push_back(of_tree);
       });
-    return needed;
+    return count_distinct(needed);
   }
   /// Chunks for the rows of an open step, and where each of them is written, in the caller's order;
   /// with the copies that it makes of those of the tree's plan. Again where the step gets another
@@ -228,10 +203,11 @@ class WindowGroup final : public NodeObserver {
     ChunkIndex chunk;
     std::int32_t begin, end;
   };
-  /// A chunk of the tree, and the group's for it.
+  /// A chunk of the tree, the group's for it, and path positions in it where these are wanted.
   struct Wanted {
     ChunkIndex of_tree;
     ChunkIndex own = no_chunk;
+    std::int32_t begin = 0, end = 0;
   };
   struct PartOfNode {
     NodeIndex node;
@@ -252,10 +228,15 @@ class WindowGroup final : public NodeObserver {
     }
   };
 
-  // The first position that a row at `next` reads.
   [[nodiscard]] std::int32_t begin_of(std::int32_t next) const noexcept {
-    return (std::max)(0, next - held_);
+    return search_.begin_of(next);
   }
+  // Sorts them.
+  [[nodiscard]] static std::size_t count_distinct(Array<ChunkIndex>& chunks) noexcept {
+    std::sort(chunks.begin(), chunks.end());
+    return to_size(std::unique(chunks.begin(), chunks.end()) - chunks.begin());
+  }
+
   // ---- slots ---------------------------------------------------------------------------------
 
   // f(chunk of the tree, offset, count, path position) for positions of a sequence, in order.
@@ -283,41 +264,6 @@ class WindowGroup final : public NodeObserver {
       return f(entry.chunk, entry.offset, 1, entry.begin);
     for_each_run(entry.sequence, {entry.begin, entry.length}, f);
   }
-  // Of `count` slots from `first` on, how many there are up to the last one without K/V. A fork has
-  // what its copies are to bring.
-  [[nodiscard]] std::int32_t num_missing(ChunkIndex of_tree, std::int32_t first,
-                                         std::int32_t count) const noexcept {
-    const bool is_target = core_.chunk_table[of_tree].pending_copies > 0;
-    const ChunkIndex c = chunks_.find(of_tree);
-    if (c == no_chunk && !is_target) return count;
-    std::int32_t end = first;
-    WindowChunks::for_each_word(c, first, count, [&](const WindowChunks::Slots& slots) {
-      std::uint64_t there = c == no_chunk ? 0 : chunks_.written(slots);
-      if (is_target) there |= copied(of_tree, slots);
-      if (const std::uint64_t missing = slots.mask & ~there; missing != 0)
-        end = 64 * slots.word + 64 - std::countl_zero(missing);
-    });
-    return end - first;
-  }
-  // Of these slots of a chunk of the tree, those that copies bring which no step has yet.
-  [[nodiscard]] std::uint64_t copied(ChunkIndex of_tree,
-                                     const WindowChunks::Slots& slots) const noexcept {
-    std::uint64_t bits = 0;
-    for (const PendingCopy& copy : core_.pending_copies) {
-      const ChunkIndex from = chunks_.find(copy.rows.source_chunk);
-      if (copy.rows.target_chunk != of_tree || from == no_chunk) continue;
-      if (copy.step != 0 && !core_.steps.is_void(copy.step)) continue;
-      for (std::int32_t i = 0; i < copy.rows.length; ++i) {
-        const std::int32_t to = copy.rows.target_begin + i;
-        if (to >> 6 == slots.word && chunks_.written(slot(from, copy.rows.source_begin + i)) != 0)
-          bits |= std::uint64_t{1} << (to & 63);
-      }
-    }
-    return bits & slots.mask;
-  }
-  [[nodiscard]] static WindowChunks::Slots slot(ChunkIndex c, std::int32_t offset) noexcept {
-    return {c, offset >> 6, std::uint64_t{1} << (offset & 63)};
-  }
 
   // ---- what is held --------------------------------------------------------------------------
 
@@ -325,13 +271,14 @@ class WindowGroup final : public NodeObserver {
   // All that are there are held before one is evicted for another. False, with none held, where
   // chunks are missing.
   bool take_wanted() {
-    std::size_t fresh = 0;
+    fresh_.clear();
     ChunkIndex largest = 0;
     for (Wanted& wanted : wanted_) {
       wanted.own = chunks_.find(wanted.of_tree);
-      fresh += wanted.own == no_chunk;
+      if (wanted.own == no_chunk) fresh_.push_back(wanted.of_tree);
       largest = (std::max)(largest, wanted.of_tree);
     }
+    const std::size_t fresh = count_distinct(fresh_);
     chunks_.reserve(fresh, largest);
     for (const Wanted& wanted : wanted_)
       if (wanted.own != no_chunk) chunks_.hold(wanted.own);
@@ -425,9 +372,9 @@ class WindowGroup final : public NodeObserver {
       const ChunkIndex to = chunks_.find(copy.target_chunk);
       if (from == no_chunk || to == no_chunk) continue;
       for (std::int32_t k = 0; k < copy.length; ++k) {
-        if (chunks_.known(slot(from, copy.source_begin + k)) == 0) continue;
+        if (chunks_.known(WindowChunks::slot(from, copy.source_begin + k)) == 0) continue;
         copies.push_back({from, copy.source_begin + k, to, copy.target_begin + k, 1});
-        writes_.add(own, slot(to, copy.target_begin + k));
+        writes_.add(own, WindowChunks::slot(to, copy.target_begin + k));
       }
     }
     own.num_copied = own.slots.size();
@@ -469,11 +416,12 @@ class WindowGroup final : public NodeObserver {
   }
 
   TreeCore& core_;
-  const std::int32_t held_;  ///< positions before the next row that stay held
   WindowChunks chunks_;
+  const WindowSearch search_;
   WindowWrites writes_{chunks_, core_.steps};
   std::vector<Hold> holds_;  ///< by sequence
   Array<Wanted> wanted_;
+  Array<ChunkIndex> fresh_;      ///< of the tree, wanted and without a chunk
   std::size_t num_missing_ = 0;  ///< chunks, where take_wanted() failed
   mutable Array<PartOfNode> nodes_;
   std::uint64_t num_recomputed_ = 0;

@@ -159,6 +159,16 @@ class TokenTree {
     }
     return match;
   }
+  /// Shortens a match to what is written, in units of sharing.
+  void trim_to_written(PathMatch& match) const noexcept {
+    const std::int32_t end = (std::min)(match.length, core.topology.written_end(match.last));
+    match.length = end - end % core.prefixes.unit();
+    while (match.last != root_node && core.topology.node(match.last).position >= match.length) {
+      match.last = core.topology.node(match.last).parent;
+      match.used = core.topology.node(match.last).length;
+    }
+    match.used = (std::min)(match.used, match.length - core.topology.node(match.last).position);
+  }
   /// What PrefixTree::match_prefix() says of a match.
   [[nodiscard]] MatchResult result_of(const PathMatch& match, const InsertOptions& options) const {
     std::int32_t own_begin = match.length;
@@ -360,17 +370,6 @@ class TokenTree {
       if (done == limit) return limit;
       asked += run;
     }
-  }
-
-  /// Shortens a match to what is written, in units of sharing.
-  void trim_to_written(PathMatch& match) const noexcept {
-    const std::int32_t end = (std::min)(match.length, core.topology.written_end(match.last));
-    match.length = end - end % core.prefixes.unit();
-    while (match.last != root_node && core.topology.node(match.last).position >= match.length) {
-      match.last = core.topology.node(match.last).parent;
-      match.used = core.topology.node(match.last).length;
-    }
-    match.used = (std::min)(match.used, match.length - core.topology.node(match.last).position);
   }
 
   /// The first output of an entry, at its slot.
