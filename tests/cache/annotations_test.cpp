@@ -357,11 +357,12 @@ TEST_CASE("values are saved and loaded by hand, and read by no other column") {
 TEST_CASE("who came later still reads the values of what is evicted") {
   Engine engine;
   std::size_t evicted = 0, rows = 0;
-  const CacheEvents<Tree> events(engine.tree, [&](const CacheEvent& event, auto) {
+  const CacheEvents<Tree> events(engine.tree, [&](const CacheEvent& event, std::span<const int>) {
     if (event.kind != CacheEvent::Kind::evicted) return;
     const Piece first{event.first_chunk, event.first_offset,
                       std::min(event.length, 4 - event.first_offset), event.position};
-    CompanionRows gathered{.bytes_per_token = sizeof(std::int64_t)};
+    CompanionRows gathered;
+    gathered.bytes_per_token = sizeof(std::int64_t);
     engine.own.gather(std::span(&first, 1), gathered);
     evicted += static_cast<std::size_t>(first.length);
     rows += gathered.bytes.size() / sizeof(std::int64_t);
