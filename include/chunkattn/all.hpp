@@ -10,6 +10,7 @@
 #include "cache/checkpoints.hpp"
 #include "cache/policy.hpp"
 #include "cache/windowed_groups.hpp"
+#include "cache/windowed_kv.hpp"
 #include "cache/windowed_layers.hpp"
 #include "chunkattn.hpp"
 #include "debug/attention.hpp"

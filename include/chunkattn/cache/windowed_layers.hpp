@@ -39,6 +39,16 @@ struct WindowAccess {
                                                const typename Layers::Sequence& sequence) {
     return layers.resumable(sequence);
   }
+  template <class Layers>
+  [[nodiscard]] static std::uint64_t id(const Layers& layers) {
+    return layers.id_;
+  }
+  /// The sequence, if it is in no step.
+  template <class Layers>
+  [[nodiscard]] static SequenceIndex idle(const Layers& layers,
+                                          const typename Layers::Sequence& sequence) {
+    return layers.idle(sequence);
+  }
 };
 }  // namespace detail
 
@@ -202,12 +212,16 @@ class WindowedLayers {
       detail::fail_argument("sequence", "of another tree", "one of this tree");
     return detail::TreeAccess::index(sequence);
   }
-  [[nodiscard]] detail::SequenceIndex resumable(const Sequence& sequence) const {
+  [[nodiscard]] detail::SequenceIndex idle(const Sequence& sequence) const {
     const detail::SequenceIndex s = index_of(sequence);
     const auto& record = shared_->tree->core.sequences[s];
     if (record.steps > 0 || record.reserved > 0) [[unlikely]]
       detail::fail_argument("sequence", "in a step, or its outputs are to come",
                             "one that goes on after resume() only");
+    return s;
+  }
+  [[nodiscard]] detail::SequenceIndex resumable(const Sequence& sequence) const {
+    const detail::SequenceIndex s = idle(sequence);
     if (const std::size_t pending = sequence.num_pending(); pending > 0) [[unlikely]]
       detail::fail_argument("num_pending()", pending,
                             "0: other sequences are to write these tokens first");

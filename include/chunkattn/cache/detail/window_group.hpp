@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "../../detail/support/array.hpp"
@@ -44,6 +45,7 @@ class WindowGroup final : public NodeObserver {
 
   [[nodiscard]] const WindowChunks& chunks() const noexcept { return chunks_; }
   [[nodiscard]] const WindowSearch& search() const noexcept { return search_; }
+  [[nodiscard]] WindowChunks& chunks() noexcept { return chunks_; }
   [[nodiscard]] std::uint64_t num_recomputed() const noexcept { return num_recomputed_; }
 
   // ---- sequences -----------------------------------------------------------------------------
@@ -79,6 +81,27 @@ class WindowGroup final : public NodeObserver {
     num_recomputed_ += to_size(record.cursor - position);
   }
   void cancel_resume() noexcept { release_wanted(); }
+
+  // ---- rows that come and go -----------------------------------------------------------------
+
+  /// Holds chunks for rows of these positions until the sequence, which resume() must follow for,
+  /// is resumed or leaves. False, with nothing changed but what was cached, where chunks are
+  /// missing.
+  bool hold_rows(SequenceIndex s, std::span<const TokenRange> ranges) {
+    if (to_size(s) >= holds_.size()) holds_.resize(to_size(s) + 1);
+    wanted_.clear();
+    for (const TokenRange range : ranges)
+      for_each_run(s, range, [&](ChunkIndex c, std::int32_t, std::int32_t, std::int32_t) {
+        wanted_.push_back({c});
+      });
+    Hold& hold = holds_[to_size(s)];
+    hold.parts.reserve_more(wanted_.size());
+    if (!take_wanted()) return false;
+    for (const Wanted& wanted : wanted_) hold.parts.push_back({wanted.own, 0, 0});
+    wanted_.clear();
+    hold.is_used = false;
+    return true;
+  }
 
   // ---- steps ---------------------------------------------------------------------------------
 
@@ -143,7 +166,7 @@ class WindowGroup final : public NodeObserver {
       const StepEntry& entry = step.entries[e];
       const bool counts = has_run && entry.epoch == core_.sequences[entry.sequence].epoch;
       if (e >= num_planned) {  // view() was not called
-        if (counts) skip(entry);
+        if (counts) on_load(entry.sequence, {entry.begin, entry.length});
         continue;
       }
       writes_.settle(*own, begin, own->ends[e], counts);
@@ -156,13 +179,26 @@ class WindowGroup final : public NodeObserver {
   }
   void on_void() noexcept override { writes_.plan_again(); }
   void on_load(SequenceIndex s, TokenRange range) noexcept override {
-    end_hold(s, range.begin);
-    forget(s, range);
+    // Beyond its next row a hold has rows of drafts that were rejected, and of dropped steps.
+    if (to_size(s) < holds_.size()) {
+      Hold& hold = holds_[to_size(s)];
+      hold.end = (std::min)(hold.end, (std::max)(hold.next, range.begin));
+    }
+    core_.sequences.for_each_node(
+        s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+          core_.topology.for_each_run(
+              core_.topology.node(n), offset, length,
+              [&](ChunkIndex of_tree, std::int32_t first, std::int32_t count, std::int32_t) {
+                if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk)
+                  WindowChunks::for_each_word(c, first, count,
+                                              [&](const auto& slots) { chunks_.forget(slots); });
+              });
+        });
   }
   void on_leave(SequenceIndex s) noexcept override {
-    if (to_size(s) >= holds_.size() || !holds_[to_size(s)].is_used) return;
+    if (to_size(s) >= holds_.size()) return;
     Hold& hold = holds_[to_size(s)];
-    keep(hold, hold.next);
+    if (hold.is_used) keep(hold, hold.next);
     release(hold);
   }
   void reserve(std::size_t) override {}
@@ -318,33 +354,6 @@ class WindowGroup final : public NodeObserver {
     std::copy(hold.parts.begin() + hold.first, hold.parts.end(), hold.parts.begin());
     hold.parts.resize(hold.parts.size() - hold.first);
     hold.first = 0;
-  }
-
-  // Beyond its next row a hold has rows of drafts that were rejected, and of dropped steps.
-  void end_hold(SequenceIndex s, std::int32_t position) noexcept {
-    if (to_size(s) >= holds_.size()) return;
-    Hold& hold = holds_[to_size(s)];
-    hold.end = (std::min)(hold.end, (std::max)(hold.next, position));
-  }
-  // What is there is not K/V of these positions.
-  void forget(SequenceIndex s, TokenRange range) noexcept {
-    core_.sequences.for_each_node(
-        s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-          core_.topology.for_each_run(
-              core_.topology.node(n), offset, length,
-              [&](ChunkIndex of_tree, std::int32_t first, std::int32_t count, std::int32_t) {
-                if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk)
-                  WindowChunks::for_each_word(c, first, count,
-                                              [&](const auto& slots) { chunks_.forget(slots); });
-              });
-        });
-  }
-  // The entry's rows have run for the tree alone. What the tree had before, others may have here.
-  void skip(const StepEntry& entry) noexcept {
-    end_hold(entry.sequence, entry.begin);
-    const std::int32_t begin =
-        (std::max)(entry.begin, core_.topology.written_end(core_.sequences[entry.sequence].tail));
-    if (begin < entry.end()) forget(entry.sequence, {begin, entry.end() - begin});
   }
 
   // ---- a step's plan -------------------------------------------------------------------------

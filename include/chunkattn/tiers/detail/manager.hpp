@@ -402,7 +402,7 @@ class TierManager {
           to_size(shape.num_kv_heads), k, v, sizeof(Element), sizeof(Token), to_size(block_),
           std::size_t{space.is_public}, public_end})
       head.put(std::uint64_t{number});
-    head.put(std::string_view(element_text()));
+    head.put(std::string_view(element_text<Element>()));
     head.put(std::string_view(stored_text()));
     head.put(std::string_view(options_.model));
     head.put(std::string_view(identity));
@@ -411,12 +411,6 @@ class TierManager {
   [[nodiscard]] static TierStore::Key key_of(TierHash path, std::span<const std::byte> head) {
     path.add(head);
     return path.key();
-  }
-  [[nodiscard]] static const char* element_text() {
-    if constexpr (KvElement<Element>)
-      return element_name<Element>();
-    else
-      return "other";
   }
   [[nodiscard]] const char* stored_text() const {
     if (!options_.stored_as) return "as it is";

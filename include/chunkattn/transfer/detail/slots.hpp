@@ -9,6 +9,7 @@
 
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
+#include "../../element.hpp"
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 
@@ -17,6 +18,15 @@ namespace detail {
 
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
+
+/// What a record says its elements are.
+template <class Element>
+[[nodiscard]] const char* element_text() {
+  if constexpr (KvElement<Element>)
+    return element_name<Element>();
+  else
+    return "other";
+}
 
 /// The view of a layer by whose tables the host finds rows: on a device another than kernels use.
 template <class Cache>

@@ -1,0 +1,601 @@
+// K/V of windows that travels: a swapped sequence comes back ready, what is saved can be loaded,
+// and nothing is put where another token's K/V is.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/windowed_kv.hpp"
+#include "chunkattn/cache/windowed_layers.hpp"
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/refused.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::iota;
+using test::refused;
+
+namespace {
+
+using Tokens = std::vector<int>;
+
+std::size_t to_size(std::int64_t n) {
+  return static_cast<std::size_t>(n);
+}
+
+/// One layer that sees all, and groups with windows. What a row holds is a function of its path.
+template <class Tree, class T>
+class Travellers {
+ public:
+  using Sequence = typename Tree::Sequence;
+  using Cache = KvCache<Cpu, T>;
+  using Layers = WindowedLayers<Tree>;
+  static constexpr KvCacheOptions shape{
+      .num_layers = 2, .num_kv_heads = 2, .head_dim = 16, .value_dim = 8};
+
+  struct Group {
+    Group(Tree& tree, int window, std::size_t max_chunks, std::optional<std::size_t> max_cached)
+        : layers(tree,
+                 {.window = window, .max_chunks = max_chunks, .max_cached_chunks = max_cached}),
+          cache(layers, shape),
+          kv(layers, cache) {}
+    Layers layers;
+    Cache cache;
+    WindowedKv<Tree, Cache> kv;
+  };
+
+  Travellers(const std::vector<int>& windows, std::size_t max_chunks,
+             std::size_t max_window_chunks = 1000, std::optional<std::size_t> max_cached = {},
+             TreeOptions options = {})
+      : tree({.max_chunks = max_chunks}, options), cache(tree, shape) {
+    for (const int window : windows) {
+      groups.push_back(std::make_unique<Group>(tree, window, max_window_chunks, max_cached));
+      companions.push_back(&groups.back()->kv);
+    }
+  }
+
+  [[nodiscard]] bool is_ready(const Sequence& one) const {
+    return std::all_of(groups.begin(), groups.end(),
+                       [&](const auto& group) { return group->layers.is_ready(one); });
+  }
+  /// Where all groups have the window.
+  [[nodiscard]] std::size_t end(const Sequence& one) const {
+    return detail::end_of_all(companions, one, Sequence::whole);
+  }
+  bool make_ready(Sequence& one) {
+    if (is_ready(one)) return true;
+    if (one.num_pending() > 0) return false;
+    const std::size_t position = end(one);
+    for (const auto& group : groups)
+      if (group->layers.resume(one, position) != position) return false;
+    return true;
+  }
+  /// Computes at most so many rows of it; commits an output if they are the last.
+  bool step(Sequence& one, std::size_t rows) {
+    auto step = tree.begin_step();
+    if (!make_ready(one)) return false;
+    const std::size_t begin = one.num_scheduled();
+    if (!step.add(one, rows)) return false;
+    const auto view = plan.build(step);
+    const auto paths = paths_of(one);
+    write(cache, view, paths, begin, 0);
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      write(groups[g]->cache, groups[g]->layers.view(view), paths, begin, g + 1);
+    num_rows += to_size(view.num_rows);
+    auto finished = std::move(step).finish();
+    for (const auto& row : finished.rows())
+      finished.commit(row, static_cast<int>(paths.back() % 3));
+    return true;
+  }
+  /// All that is known of it, so many rows at a time, up to its next output.
+  void compute(Sequence& one, std::size_t rows = 1000) {
+    for (const std::size_t size = one.size(); one.size() == size;) REQUIRE(step(one, rows));
+  }
+  Sequence answer(const Tokens& prompt, std::size_t rows = 1000) {
+    Sequence one = tree.insert(prompt);
+    compute(one, rows);
+    return one;
+  }
+
+  /// All K/V that a sequence or a group has is that of its path; what no token has is NaN.
+  void check(const Sequence& one) {
+    const auto paths = paths_of(one);
+    const TokenRange written{0, static_cast<std::int32_t>(one.num_written())};
+    one.for_each_run(written, [&](const Piece& piece) {
+      for (int i = 0; i < piece.length; ++i) {
+        const std::uint64_t path = paths[to_size(piece.position + i)];
+        check_row(cache, piece.chunk, piece.begin + i, path, 0);
+        for (std::size_t g = 0; g < groups.size(); ++g) {
+          const auto& chunks = chunks_of(g);
+          const ChunkIndex c = chunks.find(piece.chunk);
+          if (c != no_chunk && chunks.written(slot(c, piece.begin + i)) != 0)
+            check_row(groups[g]->cache, c, piece.begin + i, path, g + 1);
+        }
+      }
+    });
+  }
+  void check() {
+    check_invariants(tree);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      REQUIRE(detail::WindowAccess::group(groups[g]->layers).is_consistent());
+      const auto& chunks = chunks_of(g);
+      for (ChunkIndex c = 0; c < static_cast<ChunkIndex>(chunks.high_water()); ++c)
+        for (std::int32_t i = 0; i < Tree::chunk_size; ++i)
+          if (chunks.known(slot(c, i)) == 0) fill(groups[g]->cache, c, i, nan());
+    }
+  }
+  /// How many rows a group has of a sequence's first tokens.
+  [[nodiscard]] std::size_t num_rows_of(std::size_t g, const Sequence& one) {
+    const auto rows =
+        gather_rows(one, {0, static_cast<std::int32_t>(one.num_written())}, groups[g]->kv);
+    return rows.bytes.size() / rows.bytes_per_token;
+  }
+  [[nodiscard]] std::size_t recomputed() const {
+    std::size_t all = 0;
+    for (const auto& group : groups) all += group->layers.stats().recomputed_tokens;
+    return all;
+  }
+  [[nodiscard]] const detail::WindowChunks& chunks_of(std::size_t g) const {
+    return detail::WindowAccess::group(groups[g]->layers).chunks();
+  }
+
+  Tree tree;
+  Cache cache;
+  std::vector<std::unique_ptr<Group>> groups;
+  KvCompanions<Sequence> companions;
+  AttentionPlan plan;
+  std::size_t num_rows = 0;
+
+ private:
+  [[nodiscard]] static detail::WindowChunks::Slots slot(ChunkIndex c, std::int32_t offset) {
+    return {c, offset >> 6, std::uint64_t{1} << (offset & 63)};
+  }
+  [[nodiscard]] static float nan() { return std::numeric_limits<float>::quiet_NaN(); }
+  [[nodiscard]] static std::vector<std::uint64_t> paths_of(const Sequence& one) {
+    std::vector<std::uint64_t> paths;
+    std::uint64_t path = 1;
+    for (const int token : one.tokens()) {
+      path = (path * 31 + static_cast<std::uint64_t>(token)) * 0x9e3779b97f4a7c15u;
+      path ^= path >> 29;
+      paths.push_back(path);
+    }
+    return paths;
+  }
+  /// Of the row of a path: which = 0 for K, 1 for V, 2 and 3 for scales.
+  [[nodiscard]] static float value(std::uint64_t path, std::size_t group, int layer, int head,
+                                   int which, int i) {
+    std::uint64_t x = path + group * 10000 + to_size(layer * 1000 + head * 100 + which * 20 + i);
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    return static_cast<float>((x >> 40) % 127);
+  }
+  template <class F>
+  static void for_each_element(Cache& kv, ChunkIndex c, std::int32_t offset, const F& f) {
+    for (int l = 0; l < shape.num_layers; ++l) {
+      const auto view = kv.layer(l);
+      for (int h = 0; h < shape.num_kv_heads; ++h) {
+        for (int i = 0; i < shape.head_dim; ++i) f(view.k_row(c, h, offset)[i], l, h, 0, i);
+        for (int i = 0; i < shape.dim_of_v(); ++i) f(view.v_row(c, h, offset)[i], l, h, 1, i);
+        if constexpr (has_row_scales<T>) {
+          f(*view.k_row_scale(c, h, offset), l, h, 2, 0);
+          f(*view.v_row_scale(c, h, offset), l, h, 3, 0);
+        }
+      }
+    }
+  }
+  static void fill(Cache& kv, ChunkIndex c, std::int32_t offset, float with) {
+    for_each_element(kv, c, offset, [&](auto& element, int, int, int, int) {
+      using E = std::remove_reference_t<decltype(element)>;
+      if constexpr (std::is_same_v<E, std::int8_t>)
+        element = -128;
+      else
+        element = from_float<E>(with);
+    });
+  }
+  void write(Cache& kv, const LiveView& view, const std::vector<std::uint64_t>& paths,
+             std::size_t begin, std::size_t group) {
+    for (int i = 0; i < view.num_copies; ++i) FAIL("copies: there are no forks here");
+    for (int row = 0; row < view.num_rows; ++row) {
+      const auto [c, offset] = view.writes[row];
+      if (c == no_chunk) continue;
+      for_each_element(kv, c, offset, [&](auto& element, int l, int h, int which, int at) {
+        using E = std::remove_reference_t<decltype(element)>;
+        element = static_cast<E>(from(value(paths[begin + to_size(row)], group, l, h, which, at)));
+      });
+    }
+  }
+  template <class V>
+  static auto from(V v) {
+    return v;
+  }
+  static void check_row(Cache& kv, ChunkIndex c, std::int32_t offset, std::uint64_t path,
+                        std::size_t group) {
+    bool same = true;
+    for_each_element(kv, c, offset, [&](auto& element, int l, int h, int which, int at) {
+      same = same && static_cast<float>(element) == value(path, group, l, h, which, at);
+    });
+    if (!same) FAIL("group ", group, ", chunk ", c, ", slot ", offset, ": another token's K/V");
+  }
+};
+
+using Tree16 = PrefixTree<int, 16, PoolAllocator, Lru>;
+using Floats = Travellers<Tree16, float>;
+
+/// Pushes all that is cached out of both pools.
+template <class Model>
+void forget_cache(Model& model) {
+  for (int i = 0; i < 2; ++i) {
+    const auto all = model.tree.try_insert(Tokens(16 * model.tree.chunks_available(), -1 - i));
+    REQUIRE(all);
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a swapped sequence comes back ready, with its window alone", T, float,
+                   std::int8_t) {
+  Travellers<Tree16, T> model({40, 7}, 64);
+  auto one = model.answer(iota(0, 300));
+  for (int i = 0; i < 9; ++i) model.compute(one);
+  REQUIRE(one.num_written() == 309);
+  const std::size_t rows = model.num_rows;
+  const auto swapped = swap_out(one, model.cache, model.companions);
+  REQUIRE(swapped.companions.size() == 2);
+  CHECK(swapped.companions[0].ranges == std::vector<TokenRange>{{309 - 39, 39}});
+  CHECK(swapped.companions[1].ranges == std::vector<TokenRange>{{309 - 6, 6}});
+  CHECK(swapped.companions[0].bytes.size() == 39 * kv_bytes(model.cache, 1));
+  forget_cache(model);
+  model.check();
+  CHECK(model.groups[0]->layers.stats().used_chunks == 0);
+  auto back = resume(model.tree, model.cache, swapped, model.companions);
+  REQUIRE(back);
+  CHECK(model.is_ready(*back));
+  CHECK(back->num_written() == 309);
+  CHECK(back->num_scheduled() == 309);
+  model.check(*back);
+  CHECK(model.num_rows_of(0, *back) == 39);
+  model.compute(*back);
+  CHECK(model.num_rows == rows + 1);
+  CHECK(model.recomputed() == 0);
+  model.check();
+  model.check(*back);
+}
+
+TEST_CASE("without its window a swapped sequence is computed again") {
+  Floats model({40}, 64);
+  auto one = model.answer(iota(0, 300));
+  const auto swapped = swap_out(one, model.cache);
+  forget_cache(model);
+  auto back = resume(model.tree, model.cache, swapped);
+  REQUIRE(back);
+  CHECK_FALSE(model.is_ready(*back));
+  CHECK(model.end(*back) == 0);
+}
+
+TEST_CASE("a window travels also where K/V stays") {
+  // Another one has all of these tokens, and its window is elsewhere.
+  Floats model({40}, 64, 1000, /*max_cached=*/0);
+  auto longer = model.answer(iota(0, 300));
+  auto one = model.tree.insert(iota(0, 200));
+  REQUIRE(model.step(one, 150));
+  REQUIRE(model.step(one, 49));  // all of it but one, for its window
+  CHECK(model.num_rows == 300 + 199);
+  const auto swapped = swap_out(one, model.cache, model.companions);
+  CHECK(swapped.shared == 200);
+  CHECK(swapped.kv.empty());
+  CHECK(swapped.companions[0].ranges == std::vector<TokenRange>{{200 - 40, 39}});
+  CHECK(model.groups[0]->layers.find(iota(0, 200)) == 0);
+  auto back = resume(model.tree, model.cache, swapped, model.companions);
+  REQUIRE(back);
+  CHECK(model.is_ready(*back));
+  CHECK(back->num_scheduled() == 199);
+  model.compute(*back);
+  CHECK(model.num_rows == 300 + 200);
+  model.check(*back);
+  model.check(longer);
+}
+
+TEST_CASE("a sequence that is swapped out in the middle of its prompt goes on there") {
+  Floats model({40}, 64);
+  auto one = model.tree.insert(iota(0, 300));
+  REQUIRE(model.step(one, 100));
+  REQUIRE(model.step(one, 33));
+  const auto swapped = swap_out(one, model.cache, model.companions);
+  CHECK(swapped.companions[0].ranges == std::vector<TokenRange>{{133 - 39, 39}});
+  forget_cache(model);
+  auto back = resume(model.tree, model.cache, swapped, model.companions);
+  REQUIRE(back);
+  CHECK(model.is_ready(*back));
+  CHECK(back->num_scheduled() == 133);
+  model.compute(*back);
+  CHECK(model.num_rows == 300);
+  model.check(*back);
+}
+
+TEST_CASE("one that computes tokens again, for their windows, goes on where it was") {
+  Floats model({40}, 64, 1000, /*max_cached=*/0);
+  auto longer = model.answer(iota(0, 300));
+  auto one = model.tree.insert(iota(0, 290));
+  REQUIRE(model.step(one, 100));  // of 289 whose K/V there is
+  CHECK(one.num_written() == 290);
+  const auto swapped = swap_out(one, model.cache, model.companions);
+  CHECK(swapped.companions[0].ranges == std::vector<TokenRange>{{100 - 39, 39}});
+  auto back = resume(model.tree, model.cache, swapped, model.companions);
+  REQUIRE(back);
+  CHECK(model.is_ready(*back));
+  CHECK(back->num_scheduled() == 100);
+  model.check(*back);
+}
+
+TEST_CASE("where a pool is too small a swapped sequence stays where it is") {
+  for (const bool of_tree : {true, false}) {
+    CAPTURE(of_tree);
+    Floats model({40, 7}, 64, 9);
+    auto one = model.answer(iota(0, 300), 16);
+    const auto swapped = swap_out(one, model.cache, model.companions);
+    forget_cache(model);
+    std::vector<Floats::Sequence> others;
+    if (of_tree) {
+      others.push_back(model.answer(iota(1000, 16 * 46), 16));
+    } else {  // 3 windows of 3 chunks each
+      for (int i = 1; i < 4; ++i) others.push_back(model.answer(iota(1000 * i, 48)));
+      REQUIRE(model.groups[0]->layers.chunks_available() < 3);
+    }
+    const auto before = model.tree.stats();
+    std::vector<std::size_t> used;
+    for (const auto& group : model.groups)
+      used.push_back(group->layers.stats().used_chunks - group->layers.stats().cached_chunks);
+    CHECK(!resume(model.tree, model.cache, swapped, model.companions));
+    CHECK(model.tree.stats().live_sequences == before.live_sequences);
+    CHECK(model.tree.stats().used_chunks == before.used_chunks);
+    for (std::size_t g = 0; g < 2; ++g) {
+      const auto stats = model.groups[g]->layers.stats();
+      CHECK(stats.used_chunks - stats.cached_chunks == used[g]);
+    }
+    model.check();
+    for (const auto& other : others) model.check(other);
+    others.pop_back();
+    if (!of_tree) others.pop_back();
+    auto back = resume(model.tree, model.cache, swapped, model.companions);
+    REQUIRE(back);
+    CHECK(model.is_ready(*back));
+    CHECK(back->num_scheduled() == back->num_written());
+    model.check(*back);
+    for (auto& other : others) model.compute(other);
+  }
+}
+
+TEST_CASE("windows are saved and loaded by hand") {
+  Floats from({40}, 64), to({40}, 64);
+  auto one = from.answer(iota(0, 300));
+  const std::size_t written = one.num_written();
+  const TokenRange range{0, static_cast<std::int32_t>(written)};
+  std::vector<std::byte> kv(kv_bytes(from.cache, written));
+  gather_kv(one, range, from.cache, kv);
+  const CompanionRows rows = gather_rows(one, range, from.groups[0]->kv);
+  CHECK(rows.ranges.back().end() == 300);
+
+  auto same = to.tree.insert(iota(0, 300));
+  CHECK(refused([&] {
+          (void)scatter_rows(same, rows, to.groups[0]->kv);
+        }).starts_with("rows.ranges = 299: expected positions of tokens whose K/V is in place"));
+  scatter_kv(same, range, to.cache, kv);
+  same.mark_loaded(range);
+  REQUIRE(scatter_rows(same, rows, to.groups[0]->kv));
+  CHECK_FALSE(to.is_ready(same));
+  CHECK(to.end(same) == 300);
+  to.groups[0]->layers.resume(same);
+  CHECK(to.is_ready(same));
+  CHECK(to.recomputed() == 0);
+  to.check();
+  to.check(same);
+
+  // K/V that is loaded after the window was has no window.
+  auto other = to.tree.insert(iota(500, 300));
+  other.mark_loaded({0, 100});
+  CompanionRows some = rows;
+  some.ranges = {{50, 39}};
+  some.bytes.resize(39 * some.bytes_per_token);
+  REQUIRE(scatter_rows(other, some, to.groups[0]->kv));
+  CHECK(to.end(other) == 89);
+  other.mark_loaded({100, 100});
+  CHECK(to.end(other) == 89);
+  other.leave();
+  to.check();
+  CHECK(to.groups[0]->layers.stats().used_chunks == to.groups[0]->layers.stats().cached_chunks + 3);
+}
+
+TEST_CASE("rows wait for their sequence, whatever is cached meanwhile") {
+  Floats model({40}, 64, 6, /*max_cached=*/0);
+  auto one = model.tree.insert(iota(0, 100));
+  one.mark_loaded({0, 100});
+  CompanionRows rows;
+  rows.format = model.groups[0]->kv.format();
+  rows.bytes_per_token = model.groups[0]->kv.bytes_per_token();
+  for (std::int32_t p = 50; p < 99; ++p) (void)rows.add(p);
+  REQUIRE(scatter_rows(one, rows, model.groups[0]->kv));
+  CHECK(model.groups[0]->layers.stats().used_chunks == 4);
+  CHECK(model.end(one) == 99);
+  {
+    auto two = model.tree.insert(iota(200, 20));
+    CHECK(model.step(two, 20));
+  }
+  CHECK(model.end(one) == 99);
+  {
+    auto two = model.tree.insert(iota(300, 40));
+    CHECK_THROWS_AS(model.step(two, 40), const OutOfChunks&);
+  }
+  CHECK(model.end(one) == 99);
+  // Loaded again, they are where they were.
+  REQUIRE(scatter_rows(one, rows, model.groups[0]->kv));
+  CHECK(model.groups[0]->layers.stats().used_chunks == 4);
+  one.leave();
+  CHECK(model.groups[0]->layers.stats().used_chunks == 0);
+  model.check();
+}
+
+TEST_CASE("what a group has is not overwritten, and what it lacks is") {
+  Floats model({40}, 64);
+  auto one = model.answer(iota(0, 100));
+  CompanionRows rows = gather_rows(one, {70, 20}, model.groups[0]->kv);
+  REQUIRE(rows.ranges == std::vector<TokenRange>{{70, 20}});
+  std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0x11});
+  auto other = model.tree.insert(iota(0, 100));
+  REQUIRE(scatter_rows(other, rows, model.groups[0]->kv));
+  model.check(one);
+  model.check(other);
+}
+
+TEST_CASE("what is not of the group, or cannot be loaded, is refused by name") {
+  Floats model({40, 7}, 64);
+  using Kv = WindowedKv<Tree16, Floats::Cache>;
+  CHECK(refused([&] { Kv(model.groups[0]->layers, model.cache); }) ==
+        "cache = of another tree or group: expected the K/V memory of the group");
+  CHECK(refused([&] { Kv(model.groups[0]->layers, model.groups[1]->cache); }) ==
+        "cache = of another tree or group: expected the K/V memory of the group");
+  auto one = model.answer(iota(0, 100));
+  const auto rows = gather_rows(one, {70, 20}, model.groups[0]->kv);
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(one));
+  CHECK(refused([&] { (void)scatter_rows(one, rows, model.groups[0]->kv); }) ==
+        "sequence = in a step, or its outputs are to come: expected one that goes on after "
+        "resume() only");
+  auto other = model.tree.insert(iota(0, 100));
+  CHECK(refused([&] {
+          (void)scatter_rows(other, rows, model.groups[1]->kv);
+        }).starts_with("rows.format = windowed K/V 1 16909060 40 2 2 64 32 float: expected "));
+  CHECK(model.groups[1]->kv.format() == "windowed K/V 1 16909060 7 2 2 64 32 float");
+  Floats another({40}, 64);
+  auto stranger = another.tree.insert(iota(0, 100));
+  stranger.mark_loaded({0, 100});
+  CHECK(refused([&] { (void)scatter_rows(stranger, rows, model.groups[0]->kv); }) ==
+        "sequence = of another tree: expected one of this tree");
+  CHECK(refused([&] { (void)swap_out(stranger, another.cache, model.companions); }) ==
+        "sequence = of another tree: expected one of this tree");
+  CHECK(stranger.size() == 100);
+  // By itself reserve() is called with what has not been checked.
+  CompanionRows beyond = rows;
+  beyond.ranges = {{90, 20}};
+  CHECK(refused([&] {
+          (void)model.groups[0]->kv.reserve(other, beyond);
+        }).starts_with("range.length = 20: expected an end within the sequence's 100"));
+  CHECK(refused([&] {
+          model.groups[0]->kv.scatter(other, beyond);
+        }).starts_with("rows.ranges = 109: expected positions of tokens whose K/V is in place"));
+}
+
+namespace {
+
+template <class Tree>
+void run_random(std::uint64_t stream, const std::vector<int>& windows, std::size_t tree_chunks,
+                std::size_t window_chunks, std::optional<std::size_t> max_cached, int operations) {
+  struct Away {
+    SwappedSequence<int> swapped;
+    std::size_t end;
+  };
+  test::Random random(stream);
+  CAPTURE(stream);
+  Travellers<Tree, float> model(windows, tree_chunks, window_chunks, max_cached);
+  std::vector<Tokens> texts;
+  for (int i = 0; i < 5; ++i) {
+    Tokens text(to_size(random.uniform(20, 160)));
+    for (int& token : text) token = random.uniform(0, 2);
+    if (i > 0)
+      std::copy_n(texts[0].begin(), std::min(texts[0].size(), text.size()) / 2, text.begin());
+    texts.push_back(std::move(text));
+  }
+  std::vector<typename Tree::Sequence> live;
+  std::vector<Away> away;
+  std::size_t came_back = 0, refusals = 0, early = 0, clears = 0;
+  for (int i = 0; i < operations; ++i) {
+    const int what = random.uniform(0, 99);
+    if (what < 12 && live.size() < 6) {
+      Tokens prompt = texts[random.index(texts.size())];
+      prompt.resize(1 + random.index(prompt.size()));
+      if (auto one = model.tree.try_insert(prompt)) live.push_back(std::move(*one));
+    } else if (what < 16 && !live.empty()) {
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(random.index(live.size())));
+    } else if (what < 26 && !live.empty() && away.size() < 4) {
+      const std::size_t at = random.index(live.size());
+      const std::size_t written = live[at].num_written();
+      auto swapped = swap_out(live[at], model.cache, model.companions);
+      std::size_t end = written;
+      if (swapped.options.compute_last) end = std::min(end, swapped.tokens.size() - 1);
+      for (std::size_t g = 0; g < windows.size(); ++g) {  // at most a window each
+        const auto& rows = swapped.companions[g];
+        REQUIRE(rows.bytes.size() < to_size(windows[g]) * rows.bytes_per_token);
+        if (!rows.ranges.empty()) end = std::min(end, to_size(rows.ranges.back().end()));
+        if (rows.ranges.empty() && windows[g] > 1) end = 0;
+      }
+      away.push_back({std::move(swapped), end});
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+    } else if (what < 38 && !away.empty() && live.size() < 6) {
+      const std::size_t at = random.index(away.size());
+      const Away& one = away[at];
+      const auto before = model.tree.stats();
+      const std::size_t recomputed = model.recomputed();
+      auto back = resume(model.tree, model.cache, one.swapped, model.companions);
+      if (!back) {
+        ++refusals;
+        REQUIRE(model.tree.stats().live_sequences == before.live_sequences);
+      } else {
+        const bool is_there = back->num_written() >= one.end && back->num_pending() == 0 &&
+                              one.swapped.weights_epoch == back->weights_epoch();
+        if (is_there) {
+          ++came_back;
+          REQUIRE(model.is_ready(*back));
+          REQUIRE(back->num_scheduled() >= one.end);
+          if (back->num_scheduled() == back->num_written())
+            REQUIRE(recomputed == model.recomputed());
+          if (one.end + 1 < back->num_written()) ++early;
+        }
+        live.push_back(std::move(*back));
+        away.erase(away.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+    } else if (what == 38 && random.chance(0.2)) {
+      model.tree.clear();
+      ++clears;
+    } else if (what == 39) {
+      (void)model.tree.try_insert(Tokens(
+          to_size(Tree::chunk_size) * std::max<std::size_t>(1, model.tree.chunks_available()), 9));
+    } else if (!live.empty()) {
+      auto& one = live[random.index(live.size())];
+      try {
+        (void)model.step(one, to_size(random.uniform(1, 30)));
+      } catch (const OutOfChunks&) {
+        ++refusals;
+      }
+    }
+    model.check();
+    for (const auto& one : live) model.check(one);
+  }
+  live.clear();
+  model.check();
+  for (const auto& group : model.groups)
+    CHECK(group->layers.stats().used_chunks == group->layers.stats().cached_chunks);
+  CHECK(came_back > 0);
+}
+
+}  // namespace
+
+TEST_CASE("swapped at random, sequences come back with their windows") {
+  const int n = test::scaled(600);
+  run_random<PrefixTree<int, 16>>(1, {40}, 60, 1000, {}, n);
+  run_random<PrefixTree<int, 16>>(2, {40, 7}, 40, 20, 6, n);
+  run_random<PrefixTree<int, 16>>(3, {25}, 100, 14, 0, n);
+  run_random<PrefixTree<int, 4>>(4, {1, 13}, 200, 60, {}, n);
+  run_random<PrefixTree<int, 128>>(5, {50}, 12, 8, 2, n);
+}
