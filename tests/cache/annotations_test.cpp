@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -13,7 +14,12 @@
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/debug/tree.hpp"
+#include "chunkattn/events/cache_event.hpp"
+#include "chunkattn/events/cache_events.hpp"
+#include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer/companion.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -299,6 +305,73 @@ TEST_CASE("values go with eviction and with clear()") {
   live.leave();
   CHECK(engine.own.stats().chunks == 0);
   CHECK(engine.own.stats().bytes == 0);
+}
+
+TEST_CASE("values travel with K/V that is swapped out") {
+  Engine engine;
+  KvCache<Cpu, float> cache(engine.tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  auto goes = engine.computed(iota(0, 11));
+  Column third(engine.tree, {.name = "third"});
+  for (const std::size_t position : {6, 9}) third.set(goes, position, 7);
+  const std::vector<KvCompanion<Tree::Sequence>*> columns{&engine.own, &engine.next, &third};
+  const auto swapped = swap_out(goes, cache, columns);
+  CHECK(swapped.companions[2].ranges == std::vector<TokenRange>{{6, 1}, {9, 1}});
+  engine.tree.trim(0);
+  CHECK(engine.own.first_missing(iota(0, 11)) == 0);
+  {
+    const auto back = resume(engine.tree, cache, swapped, columns);
+    REQUIRE(back);
+    check_invariants(engine.tree);
+    CHECK(read(engine.own, *back, 0, 11) == counted(1000, 11));
+    CHECK(read(engine.next, *back, 0, 10) == counted(1001, 10));
+    for (std::size_t p = 0; p < 11; ++p)
+      CHECK((third.first_missing(*back, p) > p) == (p == 6 || p == 9));
+    third.set(*back, 6, 8);
+  }
+  const auto again = resume(engine.tree, cache, swapped, columns);
+  CHECK(read(third, *again, 6, 1) == Values{8});  // what is there stays
+}
+
+TEST_CASE("values are saved and loaded by hand, and read by no other column") {
+  Engine engine, other;
+  const auto sequence = engine.computed(iota(0, 11));
+  const CompanionRows rows = gather_rows(sequence, {2, 6}, engine.own);
+  CHECK(rows.format == "annotations 1, 8 bytes, lag 0, ");
+  CHECK(rows.ranges == std::vector<TokenRange>{{2, 6}});
+  auto loaded = other.tree.insert(iota(0, 11));
+  test::load(loaded);
+  REQUIRE(scatter_rows(loaded, rows, other.own));
+  check_invariants(other.tree);
+  CHECK(other.own.first_missing(loaded) == 0);
+  CHECK(other.own.first_missing(loaded, 2) == 8);
+  CHECK(read(other.own, loaded, 2, 6) == counted(1002, 6));
+  CHECK(other.own.stats().chunks == 2);
+  CHECK(test::refused([&] { (void)scatter_rows(loaded, rows, other.next); }) ==
+        "rows.format = annotations 1, 8 bytes, lag 0, : expected the companion's format(), "
+        "annotations 1, 8 bytes, lag 1, ");
+  Annotations<Tree, std::int32_t> narrow(other.tree, {.lag = 2, .name = "narrow"});
+  CHECK(narrow.format() == "annotations 1, 4 bytes, lag 2, narrow");
+  CHECK(narrow.options().name == "narrow");
+}
+
+TEST_CASE("who came later still reads the values of what is evicted") {
+  Engine engine;
+  std::size_t evicted = 0, rows = 0;
+  const CacheEvents<Tree> events(engine.tree, [&](const CacheEvent& event, std::span<const int>) {
+    if (event.kind != CacheEvent::Kind::evicted) return;
+    const Piece first{event.first_chunk, event.first_offset,
+                      std::min(event.length, 4 - event.first_offset), event.position};
+    CompanionRows gathered;
+    gathered.bytes_per_token = sizeof(std::int64_t);
+    engine.own.gather(std::span(&first, 1), gathered);
+    evicted += static_cast<std::size_t>(first.length);
+    rows += gathered.bytes.size() / sizeof(std::int64_t);
+  });
+  engine.computed(iota(0, 14)).leave();
+  engine.tree.trim(0);
+  CHECK(evicted == 14);
+  CHECK(rows == 14);
+  CHECK(engine.own.stats().chunks == 0);
 }
 
 TEST_CASE("any size of values, of chunks; a tree that moves and ends") {

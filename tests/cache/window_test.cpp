@@ -560,6 +560,25 @@ TEST_CASE("a step whose view was not taken leaves sequences not ready") {
   CHECK_FALSE(model.layers.is_ready(one));
 }
 
+TEST_CASE("a step whose view was not taken leaves others what they hold") {
+  using Tree = PrefixTree<int, 16>;
+  Model<Tree> model(40);
+  auto one = model.join(test::iota(0, 100)), two = model.tree.insert(test::iota(0, 120));
+  const auto end = one.num_scheduled();
+  REQUIRE(model.layers.window_end(one, Tree::Sequence::whole) == end);
+  CHECK(model.layers.resume(two, 0) == 0);
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(two, 110));
+  (void)model.plan.build(step);
+  {
+    auto finished = std::move(step).finish();
+  }
+  CHECK_FALSE(model.layers.is_ready(two));
+  CHECK(model.layers.is_ready(one));
+  CHECK(model.layers.window_end(one, Tree::Sequence::whole) == end);
+  CHECK(model.layers.window_end(two, Tree::Sequence::whole) == end);
+}
+
 TEST_CASE("where memory runs out nothing has changed") {
   using Tree = PrefixTree<int, 16>;
   test::Random random(14);

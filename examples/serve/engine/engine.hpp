@@ -71,11 +71,15 @@ struct Request {
   bool ignore_eos = false;                 ///< the model's, EngineOptions::stop, end none
   std::size_t min_tokens = 0;  ///< generated of each choice before a token that ends one may come
   int logprobs = -1;           ///< of so many of the most likely tokens, 0 to 20; -1: of none
-  /// Whether to report those of the prompt's tokens, too, all of which are computed then; and that
-  /// of the model's end token.
+  /// Whether to report those of the prompt's tokens, too, which are computed for that; and that of
+  /// the model's end token.
   bool prompt_logprobs = false;
-  std::uint64_t tenant = 0;  ///< shares K/V only with its own
-  std::string salt = {};     ///< what the tenant is called by all servers that share a directory
+  /// With prompt_logprobs: the first token whose are wanted, 1 to the prompt's size. The tokens
+  /// before that one are found in the cache as those of other requests are.
+  std::size_t scored_from = 1;
+  std::vector<int> labels = {};  ///< tokens whose log-probabilities behind the prompt are wanted
+  std::uint64_t tenant = 0;      ///< shares K/V only with its own
+  std::string salt = {};  ///< what the tenant is called by all servers that share a directory
   /// On the clock of step(); past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
   /// On the same clock; past it the request ends if nothing of it has run.
@@ -102,10 +106,11 @@ struct Event {
   /// Where Request::logprobs asks for it: the new token's, then those of the most likely ones, the
   /// greatest first.
   std::vector<TokenLogprob> logprobs = {};
-  /// The same of the prompt's tokens from the second on, in the first event of a request that asks
-  /// for them.
+  /// The same of the prompt's tokens from Request::scored_from on, in the first event of a request
+  /// that asks for them.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};
-  int stop_token = -1;  ///< of Request::stop_tokens, the one that ended the choice
+  std::vector<float> labels = {};  ///< log-probabilities of Request::labels, in the first event
+  int stop_token = -1;             ///< of Request::stop_tokens, the one that ended the choice
 };
 
 /// How K/V is shared. The other two are what the tree is to be compared with.

@@ -123,13 +123,29 @@ std::vector<int> each_once(std::span<const int> tokens) {
   return sorted;
 }
 
-std::vector<TokenLogprob> logprobs_of(std::span<const float> logits, int token, int most) {
+namespace {
+
+/// From a token to its log-probability.
+auto logprob_by(std::span<const float> logits) {
   const double largest = logits[static_cast<std::size_t>(argmax(logits))];
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - largest);
-  const auto scored = [&](int one) {
-    const double logprob = logits[static_cast<std::size_t>(one)] - largest - std::log(sum);
-    return TokenLogprob{one, static_cast<float>(logprob)};
+  return [logits, largest, of_all = std::log(sum)](int token) {
+    return static_cast<float>(logits[static_cast<std::size_t>(token)] - largest - of_all);
+  };
+}
+
+}  // namespace
+
+std::vector<float> logprobs_of(std::span<const float> logits, std::span<const int> tokens) {
+  std::vector<float> logprobs(tokens.size());
+  std::transform(tokens.begin(), tokens.end(), logprobs.begin(), logprob_by(logits));
+  return logprobs;
+}
+
+std::vector<TokenLogprob> logprobs_of(std::span<const float> logits, int token, int most) {
+  const auto scored = [logprob = logprob_by(logits)](int one) {
+    return TokenLogprob{one, logprob(one)};
   };
   std::vector<int> tokens(logits.size());
   std::iota(tokens.begin(), tokens.end(), 0);

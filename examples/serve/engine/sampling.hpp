@@ -63,6 +63,10 @@ class Sampler {
 [[nodiscard]] std::vector<TokenLogprob> logprobs_of(std::span<const float> logits, int token,
                                                     int most);
 
+/// The log-probabilities of some tokens, likewise.
+[[nodiscard]] std::vector<float> logprobs_of(std::span<const float> logits,
+                                             std::span<const int> tokens);
+
 /// Sorted, each once: as SoFar has the tokens of a prompt.
 [[nodiscard]] std::vector<int> each_once(std::span<const int> tokens);
 

@@ -244,6 +244,11 @@ class TreeEngine final : public Engine {
     }
     if (request.logprobs < -1 || request.logprobs > most_logprobs)
       fail("logprobs", request.logprobs, "-1, which is none, to 20");
+    if (request.scored_from < 1 || request.scored_from > size)
+      fail("scored_from", request.scored_from, "1 to the prompt's tokens, " + std::to_string(size));
+    for (const int token : request.labels)
+      if (token < 0 || token >= model_.config.vocab_size)
+        fail("a token of labels", token, "a token of the model");
   }
 
   // --- ends
@@ -317,7 +322,7 @@ class TreeEngine final : public Engine {
   static chunkattn::InsertOptions insert_options(const Work& work) {
     chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant},
                                      .preempted = work.job->joined};
-    if (work.job->scores_prompt()) options.max_reuse = work.job->prompt_logprobs.size();
+    if (work.job->scores_prompt()) options.max_reuse = work.job->next_scored();
     return options;
   }
   /// Whether a live one has: others are preempted for it, so a second waits until it has got its
@@ -457,21 +462,27 @@ class TreeEngine final : public Engine {
       if (!loads_.empty() && loads_.contains(prefilling_.sequences[i].id())) continue;
       const LiveRequest& job = *prefilling_.works[i].job;
       const std::size_t most =
-          job.scores_prompt() ? most_scored_rows - scored_rows_.size() : tokens_left;
+          job.scores_prompt() ? most_rows(prefilling_.sequences[i], job) : tokens_left;
       if (most == 0) continue;
       const auto added = step.add(prefilling_.sequences[i], std::min(most, tokens_left));
       if (!added) continue;  // it waits for what another one is to compute, or for a chunk
       if (added.row().has_output) logit_rows_.push_back(added.row().output_row());
       if (job.scores_prompt())
         for (int row = 0; row < added.row().num_rows; ++row)
-          if (added.row().position + row + 1 < static_cast<int>(job.prompt_size))
-            scored_rows_.push_back({prefilling_.works[i].job.get(), added.row().first_row + row,
-                                    added.row().position + row});
+          if (const auto position = static_cast<std::size_t>(added.row().position + row);
+              position >= job.next_scored() && position + 1 < job.prompt_size)
+            scored_rows_.push_back(
+                {prefilling_.works[i].job.get(), added.row().first_row + row, position});
       add_rows(prefilling_, i, added.row().position, added.row().num_rows);
       tokens_left -= static_cast<std::size_t>(added.row().num_rows);
     }
     for (const ScoredRow& scored : scored_rows_) logit_rows_.push_back(scored.row);
     return step.num_rows() > 0;
+  }
+  /// Rows of a prompt that is scored: up to the first that is, and as many of those as still fit.
+  [[nodiscard]] std::size_t most_rows(const Sequence& sequence, const LiveRequest& job) const {
+    const std::size_t at = sequence.num_scheduled();
+    return std::max(job.next_scored(), at) - at + most_scored_rows - scored_rows_.size();
   }
   void add_rows(Group& group, std::size_t i, int position, int rows) {
     in_step_.push_back({&group.sequences[i], &group.works[i]});
@@ -564,13 +575,13 @@ class TreeEngine final : public Engine {
     executor_.parallel_for(static_cast<int>(scores.size()), [&](int i) {
       const auto at = static_cast<std::size_t>(i);
       const Request& request = scored_rows_[at].job->request;
-      const int next = request.prompt[static_cast<std::size_t>(scored_rows_[at].position) + 1];
+      const int next = request.prompt[scored_rows_[at].position + 1];
       scores[at] = logprobs_of(logits.subspan(at * vocabulary, vocabulary), next, request.logprobs);
     });
     for (std::size_t i = 0; i < scores.size(); ++i) {
-      auto& known = scored_rows_[i].job->prompt_logprobs;  // some is computed again
-      if (known.size() == static_cast<std::size_t>(scored_rows_[i].position))
-        known.push_back(std::move(scores[i]));
+      LiveRequest& job = *scored_rows_[i].job;  // several may compute its prompt
+      if (job.next_scored() == scored_rows_[i].position)
+        job.prompt_logprobs.push_back(std::move(scores[i]));
     }
   }
 
@@ -617,6 +628,8 @@ class TreeEngine final : public Engine {
           logits, request, {work.counts, job.penalised, is_early ? ends : std::span<const int>()});
       const int chosen = sampler_.sample(adjusted, request.sampling, work.choice, position);
       if (request.logprobs >= 0) event.logprobs = logprobs_of(logits, chosen, request.logprobs);
+      if (!request.labels.empty() && !job.prompt_reported)
+        event.labels = logprobs_of(logits, request.labels);
       return chosen;
     });
     event.token = token;
@@ -704,7 +717,8 @@ class TreeEngine final : public Engine {
   std::function<bool(RequestId)> is_gone_;
   struct ScoredRow {
     LiveRequest* job;
-    int row, position;
+    int row;
+    std::size_t position;
   };
   std::vector<ScoredRow> scored_rows_;  // of prompts, whose logits are wanted, too
   std::vector<int> logit_rows_, outputs_;

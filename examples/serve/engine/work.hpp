@@ -38,9 +38,12 @@ struct LiveRequest {
   std::vector<int> penalised = {};  ///< the prompt's tokens, each once, for repetition_penalty
   std::vector<int> ends = {};       ///< tokens that may not come before min_tokens others
 
-  /// Whether log-probabilities of the prompt are to be computed; the next is that of the token
-  /// after position prompt_logprobs.size().
+  /// Whether log-probabilities of the prompt are to be computed.
   [[nodiscard]] bool scores_prompt() const { return request.prompt_logprobs && !prompt_reported; }
+  /// The position whose logits give the next of them.
+  [[nodiscard]] std::size_t next_scored() const {
+    return request.scored_from - 1 + prompt_logprobs.size();
+  }
 };
 
 /// So often a sequence is preempted before its next token; then others are until it has got one.

@@ -92,7 +92,13 @@ constexpr const char* read_by_both[] = {"cache_salt",
                                         "top_k",
                                         "top_p"};
 
+constexpr const char* read_for_scores[] = {
+    "apply_softmax", "cache_salt", "item_first", "items", "model", "label_token_ids", "query"};
+
 bool is_read(std::string_view name, Asks asks) {
+  if (asks == Asks::score)
+    return std::find(std::begin(read_for_scores), std::end(read_for_scores), name) !=
+           std::end(read_for_scores);
   if (asks == Asks::tokens)
     return name == "model" || name == "prompt" || name == "messages" ||
            name == "add_special_tokens";

@@ -7,7 +7,7 @@
 namespace serve {
 
 /// What a body asks for.
-enum class Asks { completion, chat, tokens };
+enum class Asks { completion, chat, score, tokens };
 
 /// Refuses each field that would change the reply and is not implemented, unless its value is what
 /// happens without it; and each that is not known, unless it is null, false or empty.

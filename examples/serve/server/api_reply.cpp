@@ -1,5 +1,7 @@
 #include "api_reply.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -44,6 +46,22 @@ Json usage_of(const ReplyHead& head, const Usage& usage) {
   return all;
 }
 
+/// What has none, as of a model whose logits are no numbers, has 0.
+std::vector<double> probabilities(const std::vector<float>& logprobs, bool softmax) {
+  std::vector<double> p(logprobs.size());
+  const double largest =
+      softmax && !p.empty() ? *std::max_element(logprobs.begin(), logprobs.end()) : 0;
+  double sum = 0;
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    p[i] = std::exp(logprobs[i] - largest);
+    if (std::isnan(p[i])) p[i] = 0;
+    sum += p[i];
+  }
+  for (double& one : p)
+    if (softmax && sum > 0) one /= sum;
+  return p;
+}
+
 std::string chunk(const ReplyHead& head, const Piece& piece, const char* key, Json value,
                   Json logprobs = nullptr) {
   Json data = head_of(head, true);
@@ -58,6 +76,17 @@ std::string chunk(const ReplyHead& head, const Piece& piece, const char* key, Js
 
 std::string tokens_json(const std::vector<int>& tokens, std::size_t max_length) {
   return Json{{"count", tokens.size()}, {"max_model_len", max_length}, {"tokens", tokens}}.dump();
+}
+
+std::string scores_json(const ReplyHead& head, const std::vector<ItemScore>& scores, bool softmax,
+                        const Usage& usage) {
+  Json lists = Json::array();
+  for (const ItemScore& score : scores) lists.push_back(probabilities(score.labels, softmax));
+  return Json{{"object", "scoring"},
+              {"model", head.model},
+              {"scores", std::move(lists)},
+              {"usage", usage_of(head, usage)}}
+      .dump();
 }
 
 std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,

@@ -1,4 +1,4 @@
-// The replies of /v1/completions, /v1/chat/completions and /tokenize.
+// The replies of /v1/completions, /v1/chat/completions, /v1/score and /tokenize.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 
 #include "../text/tokenizer.hpp"
 #include "channel.hpp"
+#include "scoring.hpp"
 
 namespace serve {
 
@@ -34,6 +35,10 @@ struct WholeChoice {
 
 /// \param max_length  tokens that a text may have
 [[nodiscard]] std::string tokens_json(const std::vector<int>& tokens, std::size_t max_length);
+
+/// Of each item the probabilities of its labels. \param softmax  over these alone
+[[nodiscard]] std::string scores_json(const ReplyHead& head, const std::vector<ItemScore>& scores,
+                                      bool softmax, const Usage& usage);
 
 /// \param tokenizer  for the names of tokens beside log-probabilities
 [[nodiscard]] std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,

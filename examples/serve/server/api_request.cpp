@@ -9,6 +9,7 @@
 #include "api_messages.hpp"
 #include "api_parameters.hpp"
 #include "json_fields.hpp"
+#include "scoring.hpp"
 
 namespace serve {
 
@@ -53,6 +54,14 @@ std::vector<int> read_stop_tokens(const Fields& fields, const Served& served) {
   if (value == nullptr) return {};
   if (!value->is_array() || value->size() > 1024)
     fields.fail(name, *value, "a list of at most 1024 tokens");
+  return read_token_list(fields, *value, name, served);
+}
+
+std::vector<int> read_labels(const Fields& fields, const Served& served) {
+  const char* name = "label_token_ids";
+  const Json* value = fields.find(name);
+  if (value == nullptr || !value->is_array() || value->empty() || value->size() > 1024)
+    fields.fail(name, value != nullptr ? *value : Json(), "a list of 1 to 1024 tokens");
   return read_token_list(fields, *value, name, served);
 }
 
@@ -169,6 +178,23 @@ void read_prompts(const Fields& fields, ApiRequest& request, long long max_token
     read((*value)[i], fmt::format("prompt[{}]", i), request.jobs[i]);
 }
 
+/// The query and an item, one behind the other: texts become tokens together.
+std::vector<int> read_scored(const Fields& fields, const Json& query, const Json& item,
+                             const std::string& field, bool item_first, const Served& served) {
+  const Json &first = item_first ? item : query, &second = item_first ? query : item;
+  if (query.is_string()) {
+    const std::string text =
+        first.get_ref<const std::string&>() + second.get_ref<const std::string&>();
+    check_bytes(text.size(), field, served);
+    return served.tokenizer->encode_prompt(text);
+  }
+  std::vector<int> tokens = read_token_list(fields, first, item_first ? field : "query", served);
+  const std::vector<int> others =
+      read_token_list(fields, second, item_first ? "query" : field, served);
+  tokens.insert(tokens.end(), others.begin(), others.end());
+  return tokens;
+}
+
 std::vector<int> read_chat_prompt(const Fields& fields, const Served& served) {
   const std::vector<Message> messages = read_messages(fields);
   if (served.chat == nullptr)
@@ -206,6 +232,40 @@ ApiRequest read_chat(std::string_view body, const Served& served) {
   const char* name = fields.find(newer) != nullptr ? newer : "max_tokens";
   set_prompt(request.jobs.front(), read_chat_prompt(fields, served), "messages",
              read_count(fields, name), name, served);
+  return request;
+}
+
+ScoreRequest read_score(std::string_view body, const Served& served, std::size_t most_items) {
+  const Json object = parse_object(body);
+  const Fields fields(object);
+  check_model(fields, served);
+  refuse_what_is_missing(fields, Asks::score);
+  ScoreRequest request;
+  request.apply_softmax = fields.boolean("apply_softmax", false);
+  const bool item_first = fields.boolean("item_first", false);
+  const std::string salt = fields.text("cache_salt", 256);
+  const std::vector<int> labels = read_labels(fields, served);
+  const Json* const query = fields.find("query");
+  if (query == nullptr || !(query->is_string() || query->is_array()))
+    fields.fail("query", query != nullptr ? *query : Json(), "a string, or a list of tokens");
+  const bool is_text = query->is_string();
+  const char* expected = is_text ? "a string or a list of them, as query is one"
+                                 : "a list of lists of tokens, as query is one";
+  const Json* value = fields.find("items");
+  if (value == nullptr) fields.fail("items", Json(), expected);
+  const bool is_one = is_text && value->is_string();
+  if (!is_one && !value->is_array()) fields.fail("items", *value, expected);
+  if (!is_one && value->size() > most_items)
+    fields.fail("items", *value, fmt::format("at most {} items", most_items));
+  const std::size_t count = is_one ? 1 : value->size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const Json& item = is_one ? *value : (*value)[i];
+    const std::string field = is_one ? "items" : fmt::format("items[{}]", i);
+    if (!(is_text ? item.is_string() : item.is_array())) fields.fail(field, item, expected);
+    Job& job = request.items.emplace_back(label_job({}, labels, salt));
+    set_prompt(job, read_scored(fields, *query, item, field, item_first, served), field, 0, "",
+               served);
+  }
   return request;
 }
 

@@ -1,4 +1,4 @@
-// The bodies of /v1/completions, /v1/chat/completions and /tokenize.
+// The bodies of /v1/completions, /v1/chat/completions, /v1/score and /tokenize.
 #pragma once
 
 #include <cstddef>
@@ -33,9 +33,18 @@ struct ApiRequest {
   bool include_usage = false;  ///< in a stream
 };
 
+/// SGLang's: how likely each label is behind the query and an item.
+struct ScoreRequest {
+  std::vector<Job> items;      ///< of label_job()
+  bool apply_softmax = false;  ///< over the labels
+};
+
 /// \throws ApiError that names the field
 [[nodiscard]] ApiRequest read_completion(std::string_view body, const Served& served);
 [[nodiscard]] ApiRequest read_chat(std::string_view body, const Served& served);
+/// \param most_items  that one request may have
+[[nodiscard]] ScoreRequest read_score(std::string_view body, const Served& served,
+                                      std::size_t most_items);
 /// Of a prompt, or of a chat as read_chat() has it.
 [[nodiscard]] std::vector<int> read_tokens(std::string_view body, const Served& served);
 

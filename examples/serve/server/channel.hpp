@@ -51,6 +51,8 @@ struct Piece {
   std::string stop_string = {};          ///< that the text ended before; empty: it did not
   int stop_token = -1;                   ///< of the request, that ended it; -1: none did
   std::vector<ScoredToken> scored = {};  ///< whose text it begins, if log-probabilities are wanted
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};  ///< as Event's
+  std::vector<float> labels = {};                               ///< as Event's
 };
 
 /// From the engine's thread to that of a request. Holds no more than the request may generate.

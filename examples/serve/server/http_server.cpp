@@ -20,6 +20,7 @@
 #include "framing.hpp"
 #include "metrics.hpp"
 #include "page.hpp"
+#include "score_answer.hpp"
 #include "tree_json.hpp"
 
 namespace serve {
@@ -91,6 +92,23 @@ void set_last_error(httplib::Response& response, const ApiError& error) {
                                 });
 }
 
+/// A reply that an answer writes bit by bit; what `guard` guards ends with it.
+template <class SomeAnswer>
+void set_provider(const httplib::Request& request, httplib::Response& response, const char* type,
+                  const std::shared_ptr<SomeAnswer>& answer, const std::shared_ptr<void>& guard) {
+  // One that speaks HTTP/1.0 knows no chunks: the end of the connection is the end of the body.
+  const bool chunked = request.version != "HTTP/1.0";
+  const auto provider = [answer, guard, chunked](std::size_t, httplib::DataSink& sink) {
+    return answer->go_on(sink) && (chunked || !answer->ended());
+  };
+  response.status = 200;
+  response.set_header("Cache-Control", "no-store");
+  if (chunked)
+    response.set_chunked_content_provider(type, provider);
+  else
+    response.set_content_provider(type, provider);
+}
+
 /// Paths, and the methods that they know.
 struct Route {
   std::string_view path, method;
@@ -107,6 +125,7 @@ constexpr Route routes[] = {{"/", "GET"},
                             {"/get_model_info", "GET"},
                             {"/v1/loads", "GET"},
                             {"/v1/models", "GET"},
+                            {"/v1/score", "POST"},
                             {"/v1/completions", "POST"},
                             {"/v1/chat/completions", "POST"}};
 constexpr std::string_view models_prefix = "/v1/models/";
@@ -130,7 +149,7 @@ std::string_view method_of(const std::string& path) {
   if (route == std::end(routes) && !one_model)
     throw ApiError(404,
                    "no such path; there are / /health /ping /version /metrics /model_info /tree "
-                   "/tokenize /v1/loads /v1/models /v1/completions /v1/chat/completions");
+                   "/tokenize /v1/loads /v1/models /v1/score /v1/completions /v1/chat/completions");
   return one_model ? "GET" : route->method;
 }
 
@@ -291,6 +310,7 @@ void HttpServer::handle(const httplib::Request& request, httplib::Response& resp
       response.set_content(tokens_json(read_tokens(body, served_), served_.max_length), json_type);
       return;
     }
+    if (path == "/v1/score") return score(request, response, body);
     if (method == "POST") {
       generate(request, response, body);
       return;
@@ -374,20 +394,38 @@ std::string HttpServer::tree(const httplib::Request& request) const {
   return tree_json(service_.counters(), service_.snapshot(), *served_.tokenizer, rights);
 }
 
-void HttpServer::generate(const httplib::Request& request, httplib::Response& response,
-                          const std::string& body) {
-  const auto start = std::chrono::steady_clock::now();
+ReplyHead HttpServer::head_of_reply(const char* kind) {
   ReplyHead head;
-  head.chat = request.path.starts_with("/v1/chat");
-  const ApiRequest asked = head.chat ? read_chat(body, served_) : read_completion(body, served_);
-  head.id = fmt::format("{}-{}{}", head.chat ? "chatcmpl" : "cmpl", id_prefix_, ++replies_);
+  head.id = fmt::format("{}-{}{}", kind, id_prefix_, ++replies_);
   head.model = served_.name;
   head.created = seconds_since_1970();
-  head.usage_follows = asked.include_usage;
   head.hides_cached = options_.hides_cached;
-  // From before it is submitted: stop() must not overlook it. Until the response is gone.
+  return head;
+}
+
+/// From before it is submitted: stop() must not overlook it. Until the response is gone.
+std::shared_ptr<void> HttpServer::writing() {
   ++generating_;
-  const std::shared_ptr<void> writing(nullptr, [this](void*) { --generating_; });
+  return {nullptr, [this](void*) { --generating_; }};
+}
+
+/// Says when a reply is there that began now, and how long it took.
+std::function<void(const std::string&)> HttpServer::logged(const std::string& path) const {
+  return [this, path, start = std::chrono::steady_clock::now()](const std::string& line) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    options_.log(fmt::format("{}  {} in {:.2f} s", path, line, seconds.count()));
+  };
+}
+
+void HttpServer::generate(const httplib::Request& request, httplib::Response& response,
+                          const std::string& body) {
+  const auto log = logged(request.path);
+  const bool chat = request.path.starts_with("/v1/chat");
+  const ApiRequest asked = chat ? read_chat(body, served_) : read_completion(body, served_);
+  ReplyHead head = head_of_reply(chat ? "chatcmpl" : "cmpl");
+  head.chat = chat;
+  head.usage_follows = asked.include_usage;
+  const std::shared_ptr<void> guard = writing();
   std::vector<Service::Ticket> tickets = service_.submit(asked.jobs);
   // Only now is it known that it is not refused for want of memory. And while nothing is answered a
   // router may send the request to another server, if this one ends.
@@ -395,24 +433,26 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   while (!tickets.front().channel().wait_until_said(std::chrono::milliseconds(50)) &&
          !Connection::current().has_ended())
     if (Connection::current().is_gone()) return;  // the client has gone
-  auto answer = std::make_shared<Answer>(
-      std::move(head), *served_.tokenizer, asked, std::move(tickets),
-      [this, path = request.path, start](const std::string& line) {
-        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-        options_.log(fmt::format("{}  {} in {:.2f} s", path, line, seconds.count()));
-      });
-  // One that speaks HTTP/1.0 knows no chunks: the end of the connection is the end of the body.
-  const bool chunked = request.version != "HTTP/1.0";
-  const auto provider = [answer, writing, chunked](std::size_t, httplib::DataSink& sink) {
-    return answer->go_on(sink) && (chunked || !answer->ended());
-  };
-  const char* type = asked.stream ? "text/event-stream" : json_type;
-  response.status = 200;
+  set_provider(
+      request, response, asked.stream ? "text/event-stream" : json_type,
+      std::make_shared<Answer>(std::move(head), *served_.tokenizer, asked, std::move(tickets), log),
+      guard);
+}
+
+void HttpServer::score(const httplib::Request& request, httplib::Response& response,
+                       const std::string& body) {
+  const auto log = logged(request.path);
+  ScoreRequest asked = read_score(body, served_, options_.max_requests);
+  const std::shared_ptr<void> guard = writing();
+  const auto answer =
+      std::make_shared<ScoreAnswer>(head_of_reply("score"), std::move(asked), service_, log);
+  while (!answer->wait(std::chrono::milliseconds(50))) {
+    if (Connection::current().is_gone()) return;
+    if (Connection::current().has_ended())  // only what is written shows whether it has closed
+      return set_provider(request, response, json_type, answer, guard);
+  }
   response.set_header("Cache-Control", "no-store");
-  if (chunked)
-    response.set_chunked_content_provider(type, provider);
-  else
-    response.set_content_provider(type, provider);
+  response.set_content(answer->body(), json_type);
 }
 
 bool HttpServer::has_key(const httplib::Request& request) const {

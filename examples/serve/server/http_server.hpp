@@ -7,9 +7,11 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "api_reply.hpp"
 #include "api_request.hpp"
 #include "connection.hpp"
 #include "service.hpp"
@@ -60,6 +62,10 @@ class HttpServer {
   [[nodiscard]] Reply health() const;
   void generate(const httplib::Request& request, httplib::Response& response,
                 const std::string& body);
+  void score(const httplib::Request& request, httplib::Response& response, const std::string& body);
+  [[nodiscard]] ReplyHead head_of_reply(const char* kind);
+  [[nodiscard]] std::shared_ptr<void> writing();
+  [[nodiscard]] std::function<void(const std::string&)> logged(const std::string& path) const;
   [[nodiscard]] bool has_key(const httplib::Request& request) const;
   [[nodiscard]] bool may_be_named(const std::string& host) const;
   void allow_origin(const httplib::Request& request, httplib::Response& response) const;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -32,35 +33,45 @@ double Service::now() const {
 // ---------------------------------------------------------------------------------
 
 std::vector<Service::Ticket> Service::submit(std::vector<Job> jobs) {
-  const auto channel = std::make_shared<Channel>();
+  std::vector<Ticket> tickets = enqueue(std::move(jobs), false);
+  tickets.front().channel().wait_until_accepted(tickets.size());
+  return tickets;
+}
+
+std::vector<Service::Ticket> Service::submit_apart(std::vector<Job> jobs) {
+  return enqueue(std::move(jobs), true);
+}
+
+/// \param apart  whether each has a channel of its own
+std::vector<Service::Ticket> Service::enqueue(std::vector<Job> jobs, bool apart) {
+  auto channel = std::make_shared<Channel>();
   std::vector<Ticket> tickets;
   tickets.reserve(jobs.size());
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) throw refusal(Refused::Reason::failed);
-    if (closing_) throw refusal(Refused::Reason::closing);
-    if (jobs.size() > options_.max_requests)
-      throw Refused(Refused::Reason::invalid,
-                    fmt::format("prompt = {} prompts: expected at most {}, the places for requests",
-                                jobs.size(), options_.max_requests));
-    if (counters_.requests + jobs.size() > options_.max_requests)
-      throw refusal(Refused::Reason::full);
-    counters_.requests += jobs.size();
-    int first_choice = 0;
-    for (Job& job : jobs) {
-      const RequestId id = ++last_id_;
-      const int choices = job.choices;
-      commands_.push_back(
-          {[this, id, job = std::move(job), first_choice, channel, came = now()]() mutable {
-             start(id, std::move(job), first_choice, std::move(channel), came);
-           },
-           channel});
-      first_choice += choices;
-      tickets.emplace_back(*this, id, channel);
-    }
-    work_.notify_one();
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw refusal(Refused::Reason::failed);
+  if (closing_) throw refusal(Refused::Reason::closing);
+  if (jobs.size() > options_.max_requests)
+    throw Refused(Refused::Reason::invalid,
+                  fmt::format("{} = {} {}: expected at most {}, the places for requests",
+                              apart ? "items" : "prompt", jobs.size(), apart ? "items" : "prompts",
+                              options_.max_requests));
+  if (counters_.requests + jobs.size() > options_.max_requests)
+    throw refusal(Refused::Reason::full);
+  counters_.requests += jobs.size();
+  int first_choice = 0;
+  for (Job& job : jobs) {
+    if (apart) channel = std::make_shared<Channel>();
+    const RequestId id = ++last_id_;
+    const int choices = job.choices;
+    commands_.push_back(
+        {[this, id, job = std::move(job), first_choice, channel, came = now()]() mutable {
+           start(id, std::move(job), first_choice, std::move(channel), came);
+         },
+         channel});
+    if (!apart) first_choice += choices;
+    tickets.emplace_back(*this, id, channel);
   }
-  channel->wait_until_accepted(tickets.size());
+  work_.notify_one();
   return tickets;
 }
 
@@ -251,7 +262,9 @@ void Service::start(RequestId id, Job job, int first_choice, std::shared_ptr<Cha
   request.ignore_eos = job.ignore_eos;
   request.min_tokens = job.min_tokens;
   request.logprobs = job.logprobs;
-  request.prompt_logprobs = job.echo && job.logprobs >= 0;
+  request.prompt_logprobs = job.logprobs >= 0 && (job.echo || job.scored_from > 0);
+  request.scored_from = std::max(job.scored_from, std::size_t{1});
+  request.labels = std::move(job.labels);
   request.tenant = tenants_.number_of(job.cache_salt);
   request.salt = job.cache_salt;
   request.deadline = came + options_.request_seconds;
@@ -291,7 +304,11 @@ void Service::deliver(const Event& event) {
   Piece piece;
   piece.choice = live.first_choice + event.choice;
   piece.finish = event.finish;
-  if (!event.prompt_logprobs.empty()) live.prompt_logprobs = event.prompt_logprobs;
+  piece.labels = event.labels;
+  if (live.echo.empty())
+    piece.prompt_logprobs = event.prompt_logprobs;
+  else if (!event.prompt_logprobs.empty())
+    live.prompt_logprobs = event.prompt_logprobs;
   piece.text = echo(live, event.choice);
   const bool stopped_before = text.stopped();
   if (event.token >= 0 && !stopped_before) {

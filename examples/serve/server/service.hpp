@@ -41,6 +41,9 @@ struct Job {
   std::size_t min_tokens = 0;  ///< nor does a stop string end a text before
   std::string cache_salt;      ///< K/V is shared only among requests with the same
   bool echo = false;           ///< whether texts begin with the prompt, logprobs with its
+  std::size_t scored_from =
+      0;                    ///< as Request's: Piece::prompt_logprobs are wanted; 0: they are not
+  std::vector<int> labels;  ///< as Request's
 };
 
 struct ServiceOptions {
@@ -80,7 +83,7 @@ class Service {
     ~Ticket() {
       if (service_ != nullptr) service_->cancel(id_);
     }
-    [[nodiscard]] Channel& channel() { return *channel_; }
+    [[nodiscard]] Channel& channel() const { return *channel_; }
 
    private:
     Service* service_;
@@ -99,6 +102,8 @@ class Service {
   /// are counted through. From any thread, as everything here. \throws Refused
   [[nodiscard]] std::vector<Ticket> submit(std::vector<Job> jobs);
   [[nodiscard]] Ticket submit(Job job);
+  /// The same with a channel for each: what is refused, is refused alone, by its channel.
+  [[nodiscard]] std::vector<Ticket> submit_apart(std::vector<Job> jobs);
 
   /// Refuses all requests from now on.
   void close();
@@ -138,6 +143,7 @@ class Service {
     std::shared_ptr<Channel> channel;  ///< of a request that is to start: refused if that cannot be
   };
 
+  [[nodiscard]] std::vector<Ticket> enqueue(std::vector<Job> jobs, bool apart);
   void cancel(RequestId id);
   /// What f(engine) returns between two steps; of a broken engine nothing.
   template <class F>

@@ -170,7 +170,10 @@ class ScriptedEngine final : public serve::Engine {
       for (int i = 0; i < live.request.logprobs; ++i)
         event.logprobs.push_back({token - i, -0.5f - static_cast<float>(i)});
     }
-    if (live.request.prompt_logprobs && !std::exchange(live.scored, true))  // less and less likely
+    if (!live.scored)
+      for (const int label : live.request.labels)
+        event.labels.push_back(-static_cast<float>(label));
+    if (!std::exchange(live.scored, true) && live.request.prompt_logprobs)  // less and less likely
       for (std::size_t i = 1; i < live.request.prompt.size(); ++i)
         event.prompt_logprobs.push_back(
             {{live.request.prompt[i], -static_cast<float>(i)}, {live.request.prompt[0], -0.125f}});

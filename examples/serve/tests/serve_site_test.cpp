@@ -9,37 +9,13 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.hpp"
-#include "http_setup.hpp"
-#include "model/forward.hpp"
-#include "model/load.hpp"
+#include "model_site.hpp"
 #include "tests/support/random.hpp"
 
 using namespace serve;
 using namespace test;
 
 namespace {
-
-/// A server over random weights. What the engine refers to stands before it.
-struct ModelSite {
-  chunkattn::ThreadPool pool{1};
-  Model model =
-      random_model({64, 172, 2, 8, 4, 300, 256, true, 1e-5f, 10000.0f}, Element::fp32, 7, pool);
-  Products products{pool, ProductKind::own};
-  test::Site site;
-
-  explicit ModelSite(HttpOptions http = {})
-      : site(make_engine(model, products, options()), std::move(http), {}) {}
-
-  static EngineOptions options() {
-    EngineOptions options;
-    options.chunk_size = 8;
-    options.max_chunks = 120;
-    options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
-    options.preempt = Preempt::swap;
-    return options;
-  }
-};
 
 Json request(const std::string& prompt, const std::string& salt = "") {
   Json body{{"prompt", prompt}, {"max_tokens", 24}, {"temperature", 0}};
@@ -49,37 +25,6 @@ Json request(const std::string& prompt, const std::string& salt = "") {
 
 std::size_t cached(const test::HttpReply& reply) {
   return reply.body["usage"]["prompt_tokens_details"]["cached_tokens"].get<std::size_t>();
-}
-
-/// What the model says of each token from the second on, computed for one sequence by itself.
-std::vector<float> own_logprobs(const Model& model, Products& products,
-                                const std::vector<int>& tokens) {
-  chunkattn::PrefixTree<std::int32_t, 64, chunkattn::PoolAllocator, chunkattn::NoRetention> tree;
-  chunkattn::AttentionPlan plan;
-  const auto attention = make_attention(KvType::fp32, tree, model.config, products.executor(),
-                                        {.reduce = chunkattn::CpuOptions::Reduce::batch_invariant});
-  Forward forward(model, products);
-  auto sequence = tree.insert(tokens);
-  auto step = tree.begin_step();
-  (void)step.add(sequence, tokens.size());
-  const auto view = plan.build(step);
-  std::vector<int> rows(tokens.size());
-  for (std::size_t r = 0; r < rows.size(); ++r) rows[r] = static_cast<int>(r);
-  const auto logits = forward.run(
-      view.tokens(), view.positions(), rows,
-      [&](int layer, std::span<const float> q, std::span<const float> k, std::span<const float> v,
-          std::span<float> out) { attention->run(layer, view, q, k, v, out); });
-  std::vector<float> logprobs;
-  const auto vocabulary = static_cast<std::size_t>(model.config.vocab_size);
-  for (std::size_t r = 0; r + 1 < tokens.size(); ++r) {
-    const auto row = logits.subspan(r * vocabulary, vocabulary);
-    double sum = 0;
-    for (const float logit : row) sum += std::exp(static_cast<double>(logit));
-    logprobs.push_back(
-        static_cast<float>(row[static_cast<std::size_t>(tokens[r + 1])] - std::log(sum)));
-  }
-  (void)std::move(step).finish();
-  return logprobs;
 }
 
 }  // namespace

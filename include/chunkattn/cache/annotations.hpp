@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -15,6 +17,8 @@
 #include "../detail/tree/core.hpp"
 #include "../detail/tree/step_table.hpp"
 #include "../detail/tree/token_tree.hpp"
+#include "../plan_view.hpp"
+#include "../transfer/companion.hpp"
 #include "../tree_options.hpp"
 #include "detail/slot_values.hpp"
 
@@ -28,12 +32,13 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// to there: a fork or a prompt that parts before has none.
 ///
 /// Its calls, its end too, are calls of the tree: the caller locks. The tree may move, and may end
-/// before it; then all calls but stats() throw InvalidArgument. A tree may have several.
+/// before it; then all calls but stats() throw InvalidArgument. A tree may have several. As a
+/// companion of K/V it takes part in swap_out(), resume() and Tiers.
 ///
 /// \tparam Tree  a PrefixTree
 /// \tparam T     what a value is: trivially copyable
 template <class Tree, class T>
-class Annotations {
+class Annotations final : public KvCompanion<typename Tree::Sequence> {
   static_assert(std::is_trivially_copyable_v<T>, "Annotations: T must be trivially copyable");
 
  public:
@@ -47,6 +52,8 @@ class Annotations {
     /// Tokens after its own that a value depends on. 1: what a row says of the next token, as its
     /// log-probability.
     std::size_t lag = 0;
+    /// Of what is swapped or stored with K/V, values of another name, lag or size are never read.
+    std::string name{};
   };
   /// What there is.
   struct Stats {
@@ -59,10 +66,11 @@ class Annotations {
   explicit Annotations(Tree& tree, Options options = {})
       : shared_(detail::TreeAccess::shared(tree)),
         lag_(checked(options)),
+        name_(std::move(options.name)),
         values_(shared_->tree->core, sizeof(T)) {}
   Annotations(const Annotations&) = delete;
   Annotations& operator=(const Annotations&) = delete;
-  ~Annotations() {
+  ~Annotations() override {
     if (shared_->tree) shared_->tree->core.topology.observers.remove(values_);
   }
 
@@ -127,7 +135,31 @@ class Annotations {
     return {values_.num_chunks(), values_.num_chunks() * values_.chunk_bytes()};
   }
   /// The options that it was made with.
-  [[nodiscard]] Options options() const noexcept { return {detail::to_size(lag_)}; }
+  [[nodiscard]] Options options() const { return {detail::to_size(lag_), name_}; }
+
+  /// As KvCompanion says.
+  [[nodiscard]] std::string format() const override {
+    return detail::joined({"annotations 1, ", sizeof(T), " bytes, lag ", lag_, ", "}) + name_;
+  }
+  /// The size of a value.
+  [[nodiscard]] std::size_t bytes_per_token() const override { return sizeof(T); }
+  /// As KvCompanion says: of each slot that has a value.
+  void gather(std::span<const Piece> places, CompanionRows& rows) override {
+    check_tree();
+    for (const Piece& piece : places)
+      values_.for_each(piece, [&](std::int32_t position, const std::byte* value) {
+        std::memcpy(rows.add(position), value, sizeof(T));
+      });
+  }
+  /// As KvCompanion says.
+  void scatter(Sequence& sequence, const CompanionRows& rows) override {
+    const detail::NodeIndex last = path_of(sequence).last;
+    const std::byte* values = rows.bytes.data();
+    for (const TokenRange& range : rows.ranges) {
+      values_.add(last, range.begin, range.end(), values);
+      values += detail::to_size(range.length) * sizeof(T);
+    }
+  }
 
  private:
   /// The first `length` tokens of the path to a node.
@@ -214,6 +246,7 @@ class Annotations {
 
   std::remove_cvref_t<decltype(detail::TreeAccess::shared(std::declval<const Tree&>()))> shared_;
   const std::int32_t lag_;
+  const std::string name_;
   detail::SlotValues values_;
 };
 

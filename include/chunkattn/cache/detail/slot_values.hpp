@@ -19,6 +19,7 @@
 #include "../../detail/support/config.hpp"
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
+#include "../../plan_view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -81,6 +82,22 @@ class SlotValues final : public NodeObserver {
                    put(c, offset, count, values + to_size(position - begin) * value_size_);
                  });
   }
+  /// The same of those that have none, as far as there is memory.
+  void add(NodeIndex last, std::int32_t begin, std::int32_t end, const std::byte* values) noexcept {
+    for_each_run(last, begin, end,
+                 [&](ChunkIndex c, std::int32_t offset, std::int32_t count, std::int32_t position) {
+                   const std::byte* value = values + to_size(position - begin) * value_size_;
+                   for (; count > 0; ++offset, --count, value += value_size_)
+                     put_missing(c, offset, value);
+                 });
+  }
+  /// Calls f(position, value) for the slots of a part of a path that have one.
+  template <class F>
+  void for_each(const Piece& piece, const F& f) const {
+    for (std::int32_t i = 0; i < piece.length; ++i)
+      if (has(piece.chunk, piece.begin + i))
+        f(piece.position + i, value_at(*page(piece.chunk), piece.begin + i));
+  }
   /// The value of one slot, of `size` bytes, as value_size says. Throws as set() does.
   CHUNKATTN_INLINE void set_slot(ChunkIndex c, std::int32_t offset, const void* value,
                                  std::size_t size) {
@@ -129,7 +146,7 @@ class SlotValues final : public NodeObserver {
       core_.topology.for_each_run(
           n, 0, (std::min)(n.length, known),
           [&](ChunkIndex c, std::int32_t offset, std::int32_t count, std::int32_t) {
-            for (; count > 0; ++offset, --count) of_tokens += to_size(num_leading(c, offset, 1));
+            for (; count > 0; ++offset, --count) of_tokens += has(c, offset);
           });
     }
     return pages == num_pages_ && values == of_tokens;
@@ -170,6 +187,9 @@ class SlotValues final : public NodeObserver {
       f(to_size(offset >> 6), ~std::uint64_t{0} >> (64 - run) << bit);
       offset += run;
     }
+  }
+  [[nodiscard]] bool has(ChunkIndex c, std::int32_t offset) const noexcept {
+    return num_leading(c, offset, 1) == 1;
   }
   // Of `count` slots, how many before the first one without a value.
   [[nodiscard]] std::int32_t num_leading(ChunkIndex c, std::int32_t offset,
@@ -214,6 +234,10 @@ class SlotValues final : public NodeObserver {
     for_each_word(offset, count, [&](std::size_t word, std::uint64_t mask) { page[word] |= mask; });
     std::memcpy(value_at(page, offset), values, to_size(count) * value_size_);
   }
+  // Where the slot has none, and there is memory.
+  void put_missing(ChunkIndex c, std::int32_t offset, const std::byte* value) noexcept {
+    if (!has(c, offset) && make_page(c)) put(c, offset, 1, value);
+  }
   void forget(ChunkIndex c, std::int32_t offset, std::int32_t count) noexcept {
     if (page(c) == nullptr) return;
     for_each_word(offset, count,
@@ -229,14 +253,13 @@ class SlotValues final : public NodeObserver {
   }
   // The first `count` tokens of two nodes are equal: what is missing in `to` is that of `from`.
   void copy(NodeIndex from, NodeIndex to, std::int32_t count) noexcept {
-    core_.topology.for_each_common_run(
-        core_.topology.node(from), core_.topology.node(to), count,
-        [&](ChunkIndex a, std::int32_t at_a, ChunkIndex b, std::int32_t at_b, std::int32_t run,
-            std::int32_t) {
-          for (; run > 0; ++at_a, ++at_b, --run)
-            if (num_leading(a, at_a, 1) == 1 && num_leading(b, at_b, 1) == 0 && make_page(b))
-              put(b, at_b, 1, value_at(*page(a), at_a));
-        });
+    core_.topology.for_each_common_run(core_.topology.node(from), core_.topology.node(to), count,
+                                       [&](ChunkIndex a, std::int32_t at_a, ChunkIndex b,
+                                           std::int32_t at_b, std::int32_t run, std::int32_t) {
+                                         for (; run > 0; ++at_a, ++at_b, --run)
+                                           if (has(a, at_a))
+                                             put_missing(b, at_b, value_at(*page(a), at_a));
+                                       });
   }
 
   const TreeCore& core_;

@@ -166,7 +166,7 @@ class WindowGroup final : public NodeObserver {
       const StepEntry& entry = step.entries[e];
       const bool counts = has_run && entry.epoch == core_.sequences[entry.sequence].epoch;
       if (e >= num_planned) {  // view() was not called
-        if (counts) on_load(entry.sequence, {entry.begin, entry.length});
+        if (counts) skip(entry);
         continue;
       }
       writes_.settle(*own, begin, own->ends[e], counts);
@@ -179,21 +179,8 @@ class WindowGroup final : public NodeObserver {
   }
   void on_void() noexcept override { writes_.plan_again(); }
   void on_load(SequenceIndex s, TokenRange range) noexcept override {
-    // Beyond its next row a hold has rows of drafts that were rejected, and of dropped steps.
-    if (to_size(s) < holds_.size()) {
-      Hold& hold = holds_[to_size(s)];
-      hold.end = (std::min)(hold.end, (std::max)(hold.next, range.begin));
-    }
-    core_.sequences.for_each_node(
-        s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-          core_.topology.for_each_run(
-              core_.topology.node(n), offset, length,
-              [&](ChunkIndex of_tree, std::int32_t first, std::int32_t count, std::int32_t) {
-                if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk)
-                  WindowChunks::for_each_word(c, first, count,
-                                              [&](const auto& slots) { chunks_.forget(slots); });
-              });
-        });
+    end_hold(s, range.begin);
+    forget(s, range);
   }
   void on_leave(SequenceIndex s) noexcept override {
     if (to_size(s) >= holds_.size()) return;
@@ -354,6 +341,33 @@ class WindowGroup final : public NodeObserver {
     std::copy(hold.parts.begin() + hold.first, hold.parts.end(), hold.parts.begin());
     hold.parts.resize(hold.parts.size() - hold.first);
     hold.first = 0;
+  }
+
+  // Beyond its next row a hold has rows of drafts that were rejected, and of dropped steps.
+  void end_hold(SequenceIndex s, std::int32_t position) noexcept {
+    if (to_size(s) >= holds_.size()) return;
+    Hold& hold = holds_[to_size(s)];
+    hold.end = (std::min)(hold.end, (std::max)(hold.next, position));
+  }
+  // What is there is not K/V of these positions.
+  void forget(SequenceIndex s, TokenRange range) noexcept {
+    core_.sequences.for_each_node(
+        s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+          core_.topology.for_each_run(
+              core_.topology.node(n), offset, length,
+              [&](ChunkIndex of_tree, std::int32_t first, std::int32_t count, std::int32_t) {
+                if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk)
+                  WindowChunks::for_each_word(c, first, count,
+                                              [&](const auto& slots) { chunks_.forget(slots); });
+              });
+        });
+  }
+  // The entry's rows have run for the tree alone. What the tree had before, others may have here.
+  void skip(const StepEntry& entry) noexcept {
+    end_hold(entry.sequence, entry.begin);
+    const std::int32_t begin =
+        (std::max)(entry.begin, core_.topology.written_end(core_.sequences[entry.sequence].tail));
+    if (begin < entry.end()) forget(entry.sequence, {begin, entry.end() - begin});
   }
 
   // ---- a step's plan -------------------------------------------------------------------------

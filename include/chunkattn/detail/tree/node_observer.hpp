@@ -69,6 +69,11 @@ class NodeObservers {
     if (!observers_.empty()) [[unlikely]]
       for (NodeObserver* const observer : observers_) f(*observer);
   }
+  /// The same, the last to come first: what it reads of others is still there.
+  template <class F>
+  CHUNKATTN_INLINE void notify_last_first(const F& f) const {
+    for (std::size_t i = observers_.size(); i-- > 0;) f(*observers_[i]);
+  }
   void add(NodeObserver& observer) { observers_.push_back(&observer); }
   void remove(const NodeObserver& observer) noexcept {
     observers_.erase_if([&](const NodeObserver* other) { return other == &observer; });

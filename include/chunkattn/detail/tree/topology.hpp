@@ -234,7 +234,7 @@ class Topology {
   bool release_slots(NodeIndex index, std::int32_t keep) noexcept {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
-    observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
+    observers.notify_last_first([=](NodeObserver& observer) { observer.on_release(index, keep); });
     const std::int32_t kept_chunks = keep == 0 ? 0 : geometry.chunks_for(n.begin + keep);
     ChunkIndex s = last_held_chunk(n);
     std::int32_t held = (std::max)(1, geometry.chunks_for(n.begin + n.length));
