@@ -158,7 +158,8 @@ class KvCache<Cpu, T> {
   }
 
   /// For debugging: fills K and V of a chunk with NaN in every layer (8-bit: scales of NaN), so
-  /// that a kernel that reads freed K/V gives NaN. See PrefixTree::set_free_sink().
+  /// that a kernel that reads freed K/V gives NaN. See set_free_sink() of the tree, or of the
+  /// WindowedLayers, whose chunks these are.
   void poison(ChunkIndex chunk) noexcept {
     const auto at = static_cast<std::size_t>(chunk);
     if (at >> slab_shift_ >= num_slabs_) return;

@@ -190,18 +190,7 @@ class PrefixTree {
   /// sink, `{}`, or with an empty std::function, none is called any more.
   template <class Sink = std::nullptr_t>
   void set_free_sink(Sink sink) {
-    if constexpr (std::is_same_v<Sink, std::nullptr_t>) {
-      enter().core.chunk_table.set_free_sink(nullptr);
-    } else {
-      if constexpr (requires { sink.operator bool(); })
-        if (!sink) return set_free_sink(nullptr);
-      struct Called final : detail::FreeSink {
-        Sink sink;
-        explicit Called(Sink&& given) : sink(std::move(given)) {}
-        void operator()(ChunkIndex chunk) override { sink(chunk); }
-      };
-      enter().core.chunk_table.set_free_sink(std::make_unique<Called>(std::move(sink)));
-    }
+    enter().core.chunk_table.set_free_sink(detail::make_free_sink(std::move(sink)));
   }
 
  private:

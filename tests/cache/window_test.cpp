@@ -626,6 +626,24 @@ TEST_CASE("decoding allocates nothing, however long it is") {
   CHECK(test::heap.allocations - before <= 4);  // records of the tree and the pool that double
 }
 
+TEST_CASE("resuming allocates nothing once the arrays have grown") {
+  using Tree = PrefixTree<int, 16>;
+  Model<Tree> model(40);
+  auto one = model.join(test::iota(0, 50));
+  for (int i = 0; i < 5; ++i) model.run(one, 1, i);
+  std::vector<typename Tree::Sequence> live;
+  std::uint64_t allocations = 0;
+  for (int round = 0; round < 3; ++round) {
+    live.clear();
+    for (int i = 0; i < 20; ++i)
+      live.push_back(i % 2 == 0 ? one.fork() : model.tree.insert(test::iota(0, 50)));
+    allocations = test::heap.allocations;
+    for (auto& sequence : live) model.layers.resume(sequence);
+    allocations = test::heap.allocations - allocations;
+  }
+  CHECK(allocations == 0);
+}
+
 TEST_CASE("what does not fit is refused before anything changes") {
   using Tree = PrefixTree<int, 16>;
   using Layers = WindowedLayers<Tree>;

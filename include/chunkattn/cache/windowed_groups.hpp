@@ -128,6 +128,7 @@ class WindowedGroups {
   [[nodiscard]] const detail::WindowGroup* lacking_for(const Sequence& sequence) {
     if (groups_.empty()) return nullptr;
     const detail::SequenceIndex s = detail::WindowAccess::resumable(*groups_[0], sequence);
+    for (detail::WindowGroup* const group : inner_) group->search().index_copies();
     detail::TreeCore& core = shared_->tree->core;
     const detail::SequenceRecord& record = core.sequences[s];
     return detail::resume(core, inner_, s, detail::nearest(inner_, record.tail, record.cursor));

@@ -108,6 +108,7 @@ class WindowedLayers {
   ///         step, of which outputs are to come, or that waits for tokens of another
   /// \throws OutOfChunks with nothing changed
   std::size_t resume(Sequence& sequence) {
+    group_->search().index_copies();
     return resume(sequence, window_end(sequence, Sequence::whole));
   }
   /// The same, from a position that window_end() has returned.
@@ -176,6 +177,11 @@ class WindowedLayers {
     return group_->chunks().num_available();
   }
 
+  /// As PrefixTree::set_free_sink(), of the group's chunks: for poison() of its KvCache.
+  template <class Sink = std::nullptr_t>
+  void set_free_sink(Sink sink) {
+    group_->set_free_sink(detail::make_free_sink(std::move(sink)));
+  }
   /// What there is. O(1).
   [[nodiscard]] Stats stats() const noexcept {
     const detail::WindowChunks& chunks = group_->chunks();

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "../../allocator.hpp"
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
+#include "../../detail/tree/chunk_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -101,6 +104,8 @@ class WindowChunks {
     unlink(c);
     free(c);
   }
+  /// Is called with each chunk that is about to be free.
+  void set_free_sink(std::unique_ptr<FreeSink> sink) { free_sink_ = std::move(sink); }
   /// Frees what is cached.
   void clear() noexcept {
     while (oldest_ != no_chunk) {
@@ -188,6 +193,8 @@ class WindowChunks {
     return to_size(s.chunk) * to_size(words_) + to_size(s.word);
   }
   void free(ChunkIndex c) noexcept {
+    if (free_sink_) [[unlikely]]
+      (*free_sink_)(c);
     Record& record = records_[to_size(c)];
     if (record.of_tree != no_chunk) own_[to_size(record.of_tree)] = lost;
     record = {.newer = free_};
@@ -225,6 +232,7 @@ class WindowChunks {
   ChunkIndex free_ = no_chunk, oldest_ = no_chunk, newest_ = no_chunk;
   std::size_t num_used_ = 0, num_cached_ = 0, peak_ = 0;
   std::uint64_t num_evicted_ = 0, version_ = 0;
+  std::unique_ptr<FreeSink> free_sink_;
 };
 
 }  // namespace detail

@@ -15,7 +15,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "../../detail/support/array.hpp"
@@ -46,6 +48,7 @@ class WindowGroup final : public NodeObserver {
   [[nodiscard]] const WindowChunks& chunks() const noexcept { return chunks_; }
   [[nodiscard]] const WindowSearch& search() const noexcept { return search_; }
   [[nodiscard]] WindowChunks& chunks() noexcept { return chunks_; }
+  [[nodiscard]] WindowSearch& search() noexcept { return search_; }
   [[nodiscard]] std::uint64_t num_recomputed() const noexcept { return num_recomputed_; }
 
   // ---- sequences -----------------------------------------------------------------------------
@@ -73,6 +76,7 @@ class WindowGroup final : public NodeObserver {
     Hold& hold = holds_[to_size(s)];
     release(hold);
     hold.is_used = true;
+    hold.junction = none;
     hold.next = hold.end = position;
     hold.prompt_end = record.size - 1;
     for (const Wanted& wanted : wanted_)
@@ -130,9 +134,7 @@ class WindowGroup final : public NodeObserver {
     copies.reserve(num_copied);
     take_chunks(step);
     // From here on nothing fails.
-    own.step = step.number;
-    own.ticket = step.ticket.get();
-    own.ticket_number = step.ticket_number;
+    own.set_step(step);
     plan_copies(tree, copies, own);
     for (std::size_t i = 0; i < step.entries.size(); ++i) {
       plan_rows(step.entries[i], tree, writes, own);
@@ -141,6 +143,7 @@ class WindowGroup final : public NodeObserver {
     release_wanted();
   }
 
+  void set_free_sink(std::unique_ptr<FreeSink> sink) { chunks_.set_free_sink(std::move(sink)); }
   [[noreturn]] CHUNKATTN_COLD void fail_out_of_chunks() const {
     fail(OutOfChunks(num_missing_, chunks_.num_available(), chunks_.max_chunks()));
   }
@@ -151,8 +154,7 @@ class WindowGroup final : public NodeObserver {
   void on_clear() noexcept override { chunks_.clear(); }
   void on_step_end(const StepRecord& step, bool has_run) noexcept override {
     WindowWrites::OfStep* own = writes_.find(step.number);
-    if (own != nullptr && has_run &&
-        (own->ticket != step.ticket.get() || own->ticket_number != step.ticket_number)) {
+    if (own != nullptr && has_run && !own->is_of(step)) {
       writes_.drop(step.number);  // of an earlier plan; view() of the last one was not called
       own = nullptr;
     }
@@ -229,6 +231,7 @@ class WindowGroup final : public NodeObserver {
     std::int32_t next = 0;        ///< where its next row is, at least
     std::int32_t end = 0;         ///< one past the last row of any step
     std::int32_t prompt_end = 0;  ///< where the prompt, sent again, would be resumed
+    NodeIndex junction = none;    ///< the first node after `next`, unless it was split; or none
     std::size_t first = 0;        ///< of `parts`; those before were released
     Array<Part> parts;
 
@@ -327,11 +330,15 @@ class WindowGroup final : public NodeObserver {
     Hold& hold = holds_[to_size(entry.sequence)];
     const std::int32_t next = entry.output_position();
     if (next <= hold.next) return;
-    for (NodeIndex i = core_.sequences[entry.sequence].tail; i != root_node;) {
-      const TreeNode& n = core_.topology.node(i);
-      if (n.position <= hold.next) break;
-      if (n.position <= next) keep(hold, n.position);
-      i = n.parent;
+    NodeIndex i = core_.sequences[entry.sequence].tail;
+    if (hold.junction != none && core_.topology.node(hold.junction).position > next)
+      i = hold.junction;
+    hold.junction = none;
+    for (; core_.topology.node(i).position > hold.next; i = core_.topology.node(i).parent) {
+      if (core_.topology.node(i).position > next)
+        hold.junction = i;
+      else
+        keep(hold, core_.topology.node(i).position);
     }
     if (hold.prompt_end > hold.next && hold.prompt_end <= next) keep(hold, hold.prompt_end);
     hold.next = next;
@@ -375,12 +382,29 @@ class WindowGroup final : public NodeObserver {
   void check_entries(const StepRecord& step) const {
     check_argument(step.trees.empty(), "step", "with drafts that are a tree",
                    "drafts that are a chain, for layers with windows");
+    for (const auto& other : core_.steps.all())
+      if (other->state == StepState::in_flight && !other->is_void) check_planned(*other);
     for (const StepEntry& entry : step.entries) {
       if (to_size(entry.sequence) < holds_.size() &&
           holds_[to_size(entry.sequence)].covers(entry.begin)) [[likely]]
         continue;
       fail_argument("position of a sequence's first row", entry.begin,
                     "one whose window is there: call resume() before add() unless is_ready()");
+    }
+  }
+  // A step that runs writes rows here, too, which later ones read.
+  void check_planned(const StepRecord& step) const {
+    const WindowWrites::OfStep* const own = writes_.find(step.number);
+    if (own != nullptr && own->is_of(step)) [[likely]]
+      return;
+    for (const StepEntry& entry : step.entries) {
+      const SequenceRecord& record = core_.sequences[entry.sequence];
+      const bool counts = entry.generation == record.generation && entry.epoch == record.epoch;
+      if (counts && to_size(entry.sequence) < holds_.size() &&
+          holds_[to_size(entry.sequence)].is_used)
+        fail_argument("step in flight", step.number,
+                      "one of whose plan view() was called: finish it, then resume() what was in "
+                      "it");
     }
   }
   // A chunk for each run of rows, and what is there already is held until release_wanted().
@@ -454,7 +478,7 @@ class WindowGroup final : public NodeObserver {
 
   TreeCore& core_;
   WindowChunks chunks_;
-  const WindowSearch search_;
+  WindowSearch search_;
   WindowWrites writes_{chunks_, core_.steps};
   std::vector<Hold> holds_;  ///< by sequence
   Array<Wanted> wanted_;

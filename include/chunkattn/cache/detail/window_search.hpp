@@ -11,18 +11,21 @@
 #include "../../detail/support/config.hpp"
 #include "../../detail/tree/core.hpp"
 #include "window_chunks.hpp"
+#include "window_copies.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Reads the tree and the group's chunks; changes nothing.
+/// Reads the tree and the group's chunks.
 class WindowSearch {
  public:
   /// \param held  positions before a row that it reads
   WindowSearch(const TreeCore& core, const WindowChunks& chunks, std::int32_t held)
       : core_(core), chunks_(chunks), held_(held) {}
 
+  /// Before nearest() is called often: makes it fast where there are many copies.
+  void index_copies() { copies_.update(core_); }
   /// The first position that a row at `next` reads.
   [[nodiscard]] std::int32_t begin_of(std::int32_t next) const noexcept {
     return (std::max)(0, next - held_);
@@ -143,23 +146,23 @@ class WindowSearch {
   [[nodiscard]] std::uint64_t copied(ChunkIndex of_tree,
                                      const WindowChunks::Slots& slots) const noexcept {
     std::uint64_t bits = 0;
-    for (const PendingCopy& copy : core_.pending_copies) {
+    copies_.for_each(core_, of_tree, [&](const PendingCopy& copy) {
       const ChunkIndex from = chunks_.find(copy.rows.source_chunk);
-      if (copy.rows.target_chunk != of_tree || from == no_chunk) continue;
-      if (copy.step != 0 && !core_.steps.is_void(copy.step)) continue;
+      if (from == no_chunk || (copy.step != 0 && !core_.steps.is_void(copy.step))) return;
       for (std::int32_t i = 0; i < copy.rows.length; ++i) {
         const std::int32_t to = copy.rows.target_begin + i;
         if (to >> 6 == slots.word &&
             chunks_.written(WindowChunks::slot(from, copy.rows.source_begin + i)) != 0)
           bits |= std::uint64_t{1} << (to & 63);
       }
-    }
+    });
     return bits & slots.mask;
   }
 
   const TreeCore& core_;
   const WindowChunks& chunks_;
   const std::int32_t held_;
+  WindowCopies copies_;
 };
 
 }  // namespace detail

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "../../detail/support/array.hpp"
@@ -28,12 +29,25 @@ class WindowWrites {
     std::size_t num_copied = 0;
     Array<WindowChunks::Slots> slots;
     Array<std::size_t> ends;  ///< by entry
+
+    void set_step(const StepRecord& of) noexcept {
+      step = of.number;
+      ticket = of.ticket.get();
+      ticket_number = of.ticket_number;
+    }
+    /// Whether they are of the plan that was built last for a step with its number.
+    [[nodiscard]] bool is_of(const StepRecord& of) const noexcept {
+      return ticket == of.ticket.get() && ticket_number == of.ticket_number;
+    }
   };
 
-  [[nodiscard]] OfStep* find(std::uint64_t step) noexcept {
-    for (OfStep& writes : all_)
+  [[nodiscard]] const OfStep* find(std::uint64_t step) const noexcept {
+    for (const OfStep& writes : all_)
       if (writes.step == step) return &writes;
     return nullptr;
+  }
+  [[nodiscard]] OfStep* find(std::uint64_t step) noexcept {
+    return const_cast<OfStep*>(std::as_const(*this).find(step));
   }
   /// Room for those of a step; the caller sets its number.
   [[nodiscard]] OfStep& unused(std::size_t num_slots, std::size_t num_entries) {

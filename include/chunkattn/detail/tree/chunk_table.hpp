@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "../../allocator.hpp"
@@ -114,6 +115,22 @@ class FreeSink {
   virtual ~FreeSink() = default;
   virtual void operator()(ChunkIndex chunk) = 0;
 };
+/// One that calls the caller's sink; null for nullptr, and for an empty std::function.
+template <class Sink>
+[[nodiscard]] std::unique_ptr<FreeSink> make_free_sink(Sink sink) {
+  if constexpr (std::is_same_v<Sink, std::nullptr_t>) {
+    return nullptr;
+  } else {
+    if constexpr (requires { sink.operator bool(); })
+      if (!sink) return nullptr;
+    struct Called final : FreeSink {
+      Sink sink;
+      explicit Called(Sink&& given) : sink(std::move(given)) {}
+      void operator()(ChunkIndex chunk) override { sink(chunk); }
+    };
+    return std::make_unique<Called>(std::move(sink));
+  }
+}
 
 class ChunkTable {
  public:

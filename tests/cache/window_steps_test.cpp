@@ -1,0 +1,301 @@
+// Layers with windows: what a step takes, steps without a view, copies of many forks, junctions.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/windowed_layers.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/refused.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::refused;
+
+namespace {
+
+using Tree = PrefixTree<int, 16>;
+using Layers = WindowedLayers<Tree>;
+
+std::size_t to_size_of(int n) {
+  return static_cast<std::size_t>(n);
+}
+
+/// A tree, a group, and steps that take the group's view.
+struct Steps {
+  Tree tree;
+  Layers layers;
+  AttentionPlan plan, second_plan;
+
+  explicit Steps(int window, std::size_t max_chunks = 10000)
+      : layers(tree, {.window = window, .max_chunks = max_chunks}) {}
+
+  Tree::Sequence join(const std::vector<int>& prompt) {
+    auto sequence = tree.insert(prompt);
+    layers.resume(sequence);
+    return sequence;
+  }
+  /// An open step with the next rows of a sequence, planned.
+  Tree::Step step_of(Tree::Sequence& sequence, std::size_t rows, AttentionPlan& with,
+                     std::span<const int> drafts = {}, bool takes_view = true) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(sequence, rows, {.tokens = drafts}));
+    const auto view = with.build(step);
+    if (takes_view) (void)layers.view(view);
+    return step;
+  }
+  static void commit(Tree::Finished& finished, int output) {
+    for (const auto& row : finished.rows()) return finished.commit(row, output);
+  }
+  void compute(Tree::Sequence& sequence, std::size_t rows, int output = 7) {
+    auto finished = step_of(sequence, rows, plan).finish();
+    commit(finished, output);
+  }
+  [[nodiscard]] const detail::WindowGroup& group() const {
+    return detail::WindowAccess::group(layers);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a step without a view that is in flight is noticed when a later one is planned") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20));
+  {  // rejected drafts leave rows in the group beyond the next one
+    const int drafts[] = {70, 71, 72};
+    auto finished = model.step_of(one, 100, model.plan, drafts).finish();
+    Steps::commit(finished, 80);
+  }
+  auto flight = model.step_of(one, 1, model.plan, {}, /*takes_view=*/false).submit();
+  auto later = model.tree.begin_step();
+  REQUIRE(later.add(one, 1));
+  const auto view = model.second_plan.build(later);
+  CHECK(refused([&] { (void)model.layers.view(view); }) ==
+        "step in flight = 2: expected one of whose plan view() was called: finish it, then "
+        "resume() what was in it");
+  {
+    auto dropped = std::move(later);
+  }
+  {
+    auto finished = std::move(flight).finish();
+    Steps::commit(finished, 81);
+  }
+  CHECK_FALSE(model.layers.is_ready(one));
+  CHECK(model.layers.resume(one) == 20);
+  model.compute(one, 10);
+  CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("a plan that was replaced has no view either; steps of others need none") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20));
+  auto two = model.join(test::iota(100, 20));
+  auto step = model.step_of(one, 10, model.plan);
+  (void)model.plan.build(step);  // again, and no view()
+  auto flight = std::move(step).submit();
+  auto later = model.tree.begin_step();
+  REQUIRE(later.add(two, 10));
+  auto view = model.second_plan.build(later);
+  CHECK(refused([&] { (void)model.layers.view(view); }).starts_with("step in flight = 1: "));
+  {  // of a sequence that has left nothing is read
+    auto gone = std::move(one);
+  }
+  (void)model.layers.view(view);
+  auto second = std::move(later).submit();
+  // Nor of one that the group never had.
+  auto strange = model.tree.insert(test::iota(200, 20));
+  AttentionPlan third_plan, fourth_plan;
+  auto third = model.step_of(strange, 10, third_plan, {}, /*takes_view=*/false).submit();
+  auto fourth = model.tree.begin_step();
+  REQUIRE(fourth.add(two, 5));
+  view = fourth_plan.build(fourth);
+  (void)model.layers.view(view);
+  {
+    auto lost = std::move(third);
+  }
+  CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("a step takes one chunk for rows that two sequences share") {
+  Steps model(40, /*max_chunks=*/9);
+  const auto prompt = test::iota(0, 96);
+  {  // K/V of full layers alone: both compute the group's again
+    auto loaded = model.tree.insert(prompt);
+    loaded.mark_loaded({0, 96});
+  }
+  auto first = prompt, second = prompt;
+  first.push_back(500);
+  second.push_back(600);
+  auto one = model.join(first), two = model.join(second);
+  REQUIRE(one.num_scheduled() == 0);
+  REQUIRE(two.num_scheduled() == 0);
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(one, 96));
+  REQUIRE(step.add(two, 96));
+  const auto view = model.plan.build(step);
+  CHECK(model.layers.chunks_needed(step) == 6);
+  (void)model.layers.view(view);
+  CHECK(model.layers.stats().used_chunks == 6);
+}
+
+TEST_CASE("what a step lacks is said without counting a chunk twice") {
+  Steps model(40, /*max_chunks=*/5);
+  const auto prompt = test::iota(0, 96);
+  {
+    auto loaded = model.tree.insert(prompt);
+    loaded.mark_loaded({0, 96});
+  }
+  auto first = prompt, second = prompt;
+  first.push_back(500);
+  second.push_back(600);
+  auto one = model.join(first), two = model.join(second);
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(one, 96));
+  REQUIRE(step.add(two, 96));
+  const auto view = model.plan.build(step);
+  std::size_t asked = 0;
+  try {
+    (void)model.layers.view(view);
+  } catch (const OutOfChunks& error) {
+    asked = error.asked();
+  }
+  CHECK(asked == 6);
+  CHECK(model.layers.stats().used_chunks == 0);
+}
+
+TEST_CASE("the group's free sink is called with the group's chunks") {
+  Steps model(20, /*max_chunks=*/7);
+  KvCache<Cpu, float> cache(model.layers, {1, 1, 8});
+  std::vector<ChunkIndex> freed;
+  model.layers.set_free_sink([&](ChunkIndex c) {
+    freed.push_back(c);
+    cache.poison(c);
+  });
+  {
+    auto one = model.join(test::iota(0, 100));
+    for (int i = 0; i < 4; ++i) model.compute(one, 30);
+    CHECK(freed.size() >= 2);  // of seven, those that the window has left
+  }
+  const std::size_t cached = model.layers.stats().used_chunks;
+  CHECK(freed.size() + cached == 7);  // each was taken once
+  freed.clear();
+  model.tree.clear();
+  CHECK(freed.size() == cached);
+  CHECK(std::all_of(freed.begin(), freed.end(), [](ChunkIndex c) { return c >= 0 && c < 7; }));
+  freed.clear();
+  model.layers.set_free_sink({});
+  const auto come_and_go = [&] {
+    {
+      auto one = model.join(test::iota(0, 50));
+      model.compute(one, 50);
+    }
+    model.tree.clear();
+  };
+  come_and_go();
+  model.layers.set_free_sink(std::function<void(ChunkIndex)>());
+  come_and_go();
+  CHECK(freed.empty());
+}
+
+TEST_CASE("copies of forks are found as if all were looked at") {
+  test::Random random(50);
+  Steps model(30, 400);
+  std::vector<Tree::Sequence> live;
+  std::size_t num_copies = 0;
+  for (int i = test::scaled(400); i > 0; --i) {
+    const int what = random.uniform(0, 9);
+    if (live.empty() || (what == 0 && live.size() < 40)) {
+      live.push_back(model.join(test::iota(random.uniform(0, 2), 33)));
+      while (live.back().num_uncomputed() > 0 && live.back().size() == 33) {
+        if (live.back().num_pending() > 0) break;
+        model.compute(live.back(), 33, random.uniform(0, 2));
+      }
+    } else if (what < 6 && live.size() < 40) {
+      auto& from = live[random.index(live.size())];
+      live.push_back(from.fork());
+      if (live.back().num_pending() == 0) model.layers.resume(live.back());
+    } else if (what < 8) {
+      auto& one = live[random.index(live.size())];
+      if (one.num_pending() > 0) continue;
+      if (!model.layers.is_ready(one)) model.layers.resume(one);
+      auto step = model.step_of(one, 2, model.plan);
+      if (random.chance(0.4)) continue;  // dropped
+      auto finished = std::move(step).finish();
+      Steps::commit(finished, random.uniform(0, 2));
+    } else {
+      std::swap(live.back(), live[random.index(live.size())]);
+      live.pop_back();
+    }
+    const auto& core = detail::TreeAccess::core(model.tree);
+    num_copies += core.pending_copies.size();
+    const detail::WindowSearch fresh(core, model.group().chunks(), 29);
+    for (const auto& one : live) {
+      const auto& record = core.sequences[detail::TreeAccess::index(one)];
+      CHECK(model.group().search().nearest(record.tail, record.cursor) ==
+            fresh.nearest(record.tail, record.cursor));
+    }
+  }
+  CHECK(num_copies > 0);
+}
+
+TEST_CASE("a fork among many looks at its own copies alone") {
+  Steps model(30);
+  auto one = model.join(test::iota(0, 32));
+  model.compute(one, 32);
+  model.compute(one, 1);
+  std::vector<Tree::Sequence> forks;
+  for (int i = 0; i < 100; ++i) forks.push_back(one.fork());
+  const auto& core = detail::TreeAccess::core(model.tree);
+  REQUIRE(core.pending_copies.size() == 100);
+  detail::WindowCopies copies;
+  const auto count = [&](std::size_t i) {
+    std::size_t looks = 0;
+    copies.for_each(core, core.pending_copies[i].rows.target_chunk, [&](const auto&) { ++looks; });
+    return looks;
+  };
+  CHECK(count(3) == 1);
+  copies.update(core);
+  for (std::size_t i = 0; i < 100; ++i) CHECK(count(i) == 1);
+  forks.erase(forks.begin() + 50, forks.begin() + 60);  // the list is another one now
+  REQUIRE(core.pending_copies.size() == 90);
+  for (std::size_t i = 0; i < 90; ++i) CHECK(count(i) >= 1);
+  copies.update(core);
+  for (std::size_t i = 0; i < 90; ++i) CHECK(count(i) == 1);
+}
+
+TEST_CASE("windows are kept at junctions that come while a prompt is computed") {
+  test::Random random(51);
+  for (int round = test::scaled(40); round > 0; --round) {
+    Steps model(30);
+    std::vector<int> prompt = test::iota(0, 400);
+    auto one = model.join(prompt);
+    std::vector<Tree::Sequence> others;
+    std::vector<std::size_t> junctions;
+    while (one.size() == prompt.size()) {
+      for (int n = random.uniform(0, 3); n > 0; --n) {  // ahead of it, or within what it has
+        const std::size_t at = 1 + random.index(prompt.size() - 1);
+        std::vector<int> other(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(at));
+        other.push_back(1000 + static_cast<int>(junctions.size()));
+        if (at > one.num_scheduled()) junctions.push_back(at);
+        others.push_back(model.tree.insert(other));
+        if (random.chance(0.3))
+          others.erase(others.begin() + static_cast<std::ptrdiff_t>(random.index(others.size())));
+      }
+      model.compute(one, to_size_of(random.uniform(1, 120)));
+    }
+    // Whoever parts there, whether or not another still does, goes on from there.
+    for (const std::size_t at : junctions) {
+      std::vector<int> next(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(at));
+      next.push_back(5000);
+      CHECK(model.layers.find(next) == at);
+    }
+  }
+}
