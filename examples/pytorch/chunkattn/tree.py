@@ -21,8 +21,12 @@ class Tree(_core.Tree):
 
     @property
     def windows(self):
-        """The WindowedLayers that were made for it and are still there."""
-        return [layers for known in self._windows if (layers := known()) is not None]
+        """The groups that were made for it and are still there, each a WindowedLayers."""
+        made = [groups for known in self._windows if (groups := known()) is not None]
+        return [layers for groups in made for layers in (groups if isinstance(groups, WindowedGroups) else [groups])]
+
+    def _knows(self, groups):
+        self._windows = [known for known in self._windows if known() is not None] + [weakref.ref(groups)]
 
     def __str__(self):
         return "\n".join([super().__str__().rstrip("\n"), *map(_said, self.windows)])
@@ -38,4 +42,12 @@ class WindowedLayers(_core.WindowedLayers):
 
     def __init__(self, tree, window, max_chunks, *, max_cached_chunks=None):
         super().__init__(tree, window, max_chunks, max_cached_chunks=max_cached_chunks)
-        tree._windows = [known for known in tree._windows if known() is not None] + [weakref.ref(self)]
+        tree._knows(self)
+
+
+class WindowedGroups(_core.WindowedGroups):
+    __doc__ = _core.WindowedGroups.__doc__
+
+    def __init__(self, tree, windows):
+        super().__init__(tree, windows)
+        tree._knows(self)

@@ -95,7 +95,7 @@ void touch_first_chunk(AnyKvCache& memory, Workers& workers) {
   const auto turn = workers.lock();
   workers.parallel_for(static_cast<int>(layers.size()), [&](int at) {
     layers[static_cast<std::size_t>(at)].visit([](const auto& view) {
-      std::memset(view.k_slabs[0], 0,
+      std::memset(static_cast<void*>(view.k_slabs[0]), 0,
                   static_cast<std::size_t>(view.stride_chunk) * sizeof *view.k_slabs[0]);
     });
   });

@@ -27,6 +27,12 @@ namespace nb = nanobind;
 /// Tokens of a list of integers, or of an array of int32 or int64.
 [[nodiscard]] std::vector<Token> tokens_of(nb::handle tokens, const char* argument = "tokens");
 
+/// What insert() and append() take, by the name that Python has for it.
+[[nodiscard]] inline const std::vector<Token>& some(const std::vector<Token>& tokens) {
+  if (tokens.empty()) refuse("tokens", "[]", "at least one token");
+  return tokens;
+}
+
 /// How a prompt is inserted, from keywords.
 [[nodiscard]] inline chunkattn::InsertOptions insert_options(std::uint64_t tenant,
                                                              std::uint64_t adapter,
@@ -41,6 +47,26 @@ namespace nb = nanobind;
           .priority = priority,
           .share_pending = share_pending,
           .preempted = preempted};
+}
+
+/// Defines what takes a prompt, `More` after it (of the names `args`), and how it is inserted:
+/// f(object, tokens, more..., options).
+template <class... More, class Object, class F, class... Args>
+void define_with_prompt(nb::class_<Object>& type, const char* name, F f, const char* text,
+                        const Args&... args) {
+  using nb::literals::operator""_a;
+  type.def(
+      name,
+      [f](Object& object, nb::handle tokens, More... more, std::uint64_t tenant,
+          std::uint64_t adapter, std::size_t public_length, std::optional<std::size_t> max_reuse,
+          bool compute_last, int priority, bool share_pending, bool preempted) {
+        return f(object, tokens_of(tokens), more...,
+                 insert_options(tenant, adapter, public_length, max_reuse, compute_last, priority,
+                                share_pending, preempted));
+      },
+      "tokens"_a.none(), args..., nb::kw_only(), "tenant"_a = 0, "adapter"_a = 0,
+      "public_length"_a = 0, "max_reuse"_a = nb::none(), "compute_last"_a = true, "priority"_a = 0,
+      "share_pending"_a = true, "preempted"_a = false, text);
 }
 
 /// A NumPy array that owns what `data` holds.

@@ -56,12 +56,6 @@ nb::dict stats_of(const Tree& tree) {
   return all;
 }
 
-/// What insert() and append() take, by the name that Python has for it.
-const std::vector<Token>& some(const std::vector<Token>& tokens) {
-  if (tokens.empty()) refuse("tokens", "[]", "at least one token");
-  return tokens;
-}
-
 /// A list of nodes as dictionaries, parents first.
 nb::list nodes_of(const Tree& tree, std::int32_t max_tokens) {
   nb::list all;
@@ -186,45 +180,30 @@ void bind_tree(nb::module_& module) {
                " chunks, " + std::to_string(s.retained_chunks) + " of them only cached>";
       });
 
-  // What takes a prompt, with the same keywords.
-  const auto define = [&](const char* name, auto f, const char* text) {
-    tree.def(
-        name,
-        [f](Tree& t, nb::handle tokens, std::uint64_t tenant, std::uint64_t adapter,
-            std::size_t public_length, std::optional<std::size_t> max_reuse, bool compute_last,
-            int priority, bool share_pending, bool preempted) {
-          return f(t, tokens_of(tokens),
-                   insert_options(tenant, adapter, public_length, max_reuse, compute_last, priority,
-                                  share_pending, preempted));
-        },
-        "tokens"_a.none(), nb::kw_only(), "tenant"_a = 0, "adapter"_a = 0, "public_length"_a = 0,
-        "max_reuse"_a = nb::none(), "compute_last"_a = true, "priority"_a = 0,
-        "share_pending"_a = true, "preempted"_a = false, text);
-  };
   using Tokens = std::vector<Token>;
   using Options = chunkattn::InsertOptions;
-  define(
-      "insert",
+  define_with_prompt(
+      tree, "insert",
       [](Tree& t, const Tokens& tokens, const Options& o) { return t.insert(some(tokens), o); },
       "Adds a sequence, which shares the K/V of the longest prefix that is there. Raises "
       "OutOfChunks.");
-  define(
-      "try_insert",
+  define_with_prompt(
+      tree, "try_insert",
       [](Tree& t, const Tokens& tokens, const Options& o) { return t.try_insert(some(tokens), o); },
       "insert() that returns None where it would raise OutOfChunks.");
-  define(
-      "match_prefix",
+  define_with_prompt(
+      tree, "match_prefix",
       [](Tree& t, const Tokens& tokens, const Options& o) {
         const auto match = t.match_prefix(tokens, o);
         return std::pair(match.cached, match.pending);
       },
       "How many of the first tokens are cached, and how many more are being computed.");
-  define(
-      "chunks_needed",
+  define_with_prompt(
+      tree, "chunks_needed",
       [](Tree& t, const Tokens& tokens, const Options& o) { return t.chunks_needed(tokens, o); },
       "The most chunks that insert() would take.");
-  define(
-      "pin", [](Tree& t, const Tokens& tokens, const Options& o) { return t.pin(tokens, o); },
+  define_with_prompt(
+      tree, "pin", [](Tree& t, const Tokens& tokens, const Options& o) { return t.pin(tokens, o); },
       "Protects the written prefix of the tokens from eviction.");
 }
 

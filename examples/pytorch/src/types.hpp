@@ -3,6 +3,7 @@
 
 #include <chunkattn/attention_plan.hpp>
 #include <chunkattn/cache/policy.hpp>
+#include <chunkattn/cache/windowed_groups.hpp>
 #include <chunkattn/cache/windowed_layers.hpp>
 #include <chunkattn/prefix_tree.hpp>
 #include <chunkattn/runtime/any_attention.hpp>

@@ -1,7 +1,8 @@
-// WindowedLayers: the layers of a model that have one sliding window.
+// WindowedLayers: the layers of a model that have one sliding window; WindowedGroups: all of these.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "python.hpp"
 
@@ -24,6 +25,77 @@ View view(WindowedLayers& layers, const View& of_tree) {
   if (of_tree.plan && of_tree.plan->readers > 0)
     refuse("plan", "in use", "one that no kernel is reading");
   return {of_tree.view, of_tree.plan, layers.view(of_tree.view)};
+}
+
+/// With the tree, which Python keeps.
+struct Groups {
+  Tree* tree;
+  chunkattn::WindowedGroups<Tree> groups;
+
+  Groups(Tree& of_groups, const std::vector<WindowedLayers::Options>& options)
+      : tree(&of_groups), groups(of_groups, options) {}
+  Groups(const Groups&) = delete;  // what nanobind asks
+};
+
+void bind_groups(nb::module_& module) {
+  using Sequence = Tree::Sequence;
+  using Tokens = std::vector<Token>;
+  using Options = chunkattn::InsertOptions;
+  nb::class_<Groups> groups(
+      module, "WindowedGroups",
+      "The groups of layers with a window that a model has, perhaps none, resumed and admitted as "
+      "one.\n\nwindows: of each window, the most chunks of its group.");
+  groups
+      .def(
+          "__init__",
+          [](Groups* memory, Tree& tree, const nb::dict& windows) {
+            std::vector<WindowedLayers::Options> options;
+            for (const auto& [window, max_chunks] : windows)
+              options.push_back({.window = nb::cast<std::int32_t>(window),
+                                 .max_chunks = nb::cast<std::size_t>(max_chunks)});
+            new (memory) Groups(tree, options);
+          },
+          "tree"_a, "windows"_a, nb::keep_alive<1, 2>())
+      .def("__len__", [](const Groups& g) { return g.groups.size(); })
+      .def(
+          "__getitem__",
+          [](const Groups& g, std::size_t index) -> WindowedLayers& {
+            if (index >= g.groups.size()) throw nb::index_error("there is no such group");
+            return g.groups[index];
+          },
+          "index"_a, nb::rv_policy::reference_internal, "One of them, in their order.")
+      .def(
+          "is_ready", [](const Groups& g, const Sequence& s) { return g.groups.is_ready(s); },
+          "sequence"_a, "WindowedLayers.is_ready() of all.")
+      .def(
+          "resume", [](Groups& g, Sequence& s) { return g.groups.resume(s); }, "sequence"_a,
+          "WindowedLayers.resume() of all: from the last position on before which all have the "
+          "window; returns it. Raises OutOfChunks with nothing changed.")
+      .def(
+          "has_room", [](const Groups& g, Step& step) { return g.groups.has_room(step.open()); },
+          "step"_a, "Whether view() of each has the chunks that an open step takes.");
+  define_with_prompt<std::size_t>(
+      groups, "try_insert",
+      [](Groups& g, const Tokens& tokens, std::size_t max_tokens, const Options& options) {
+        return g.groups.try_insert(*g.tree, some(tokens), max_tokens, options);
+      },
+      "Tree.try_insert() and resume(). None where the tree lacks chunks, or a group those that "
+      "chunks_needed() says. If num_pending is not 0, resume() comes later.",
+      "max_tokens"_a);
+  define_with_prompt<std::size_t>(
+      groups, "chunks_needed",
+      [](Groups& g, const Tokens& tokens, std::size_t max_tokens, const Options& options) {
+        return g.groups.chunks_needed(tokens, max_tokens, options);
+      },
+      "Of each group, the most chunks that a prompt takes until it is computed, in steps of at "
+      "most max_tokens of its rows.",
+      "max_tokens"_a);
+  define_with_prompt(
+      groups, "find",
+      [](Groups& g, const Tokens& tokens, const Options& options) {
+        return g.groups.find(tokens, options);
+      },
+      "Where a prompt would be resumed.");
 }
 
 }  // namespace
@@ -85,6 +157,7 @@ void bind_windows(nb::module_& module) {
                std::to_string(w.options().max_chunks) + " chunks, " +
                std::to_string(s.cached_chunks) + " of them only cached>";
       });
+  bind_groups(module);
 }
 
 }  // namespace binding

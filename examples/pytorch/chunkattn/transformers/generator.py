@@ -265,20 +265,24 @@ class Generator:
 
     def _admit(self, alone=False):
         """Work joins in its order while there is room for it, and a chunk for each to grow."""
+        windows = self._memory.windows
         while self._waiting and len(self._live) < self.max_sequences:
             work = self._waiting[0]
             where = dict(work.request.insert, preempted=work.preempted)
 
             def fits():
                 needed = self.tree.chunks_needed(work.tokens, **where) + len(self._live) + 1
-                return needed <= self.tree.chunks_available and (
-                    not self._live or self._memory.has_room(len(work.tokens), self.step_tokens, len(self._live)))
+                work.promised = windows.chunks_needed(work.tokens, self.step_tokens, **where)
+                promised = [work.promised, *(other.promised for other in self._live if other.promised)]
+                return needed <= self.tree.chunks_available and all(
+                    sum(of_group) + len(self._live) <= group.chunks_available
+                    for of_group, group in zip(zip(*promised), windows))
 
             # Cached chunks that others have cut may cost more than they save: no request is to wait for that.
             if alone or (not self._live and not fits()):
                 self._num_alone += 1
                 where["adapter"] = (1 << 63) + self._num_alone
-            if not fits() or (sequence := self.tree.try_insert(work.tokens, **where)) is None:
+            if not fits() or (sequence := windows.try_insert(work.tokens, self.step_tokens, **where)) is None:
                 return
             self._waiting.popleft()
             work.sequence, work.decodes = sequence, False
@@ -286,6 +290,8 @@ class Generator:
                 work.request.cached_tokens = sequence.num_cached + sequence.num_pending
                 self.stats["prompt_tokens"] += len(work.tokens)
                 self.stats["cached_tokens"] += work.request.cached_tokens
+            if sequence.num_pending == 0:  # else windows are looked for when others have computed that
+                self._computes_again(work, sequence.num_cached - (len(work.tokens) - sequence.num_uncomputed))
             self._live.append(work)
             if alone:
                 return
@@ -375,25 +381,32 @@ class Generator:
                 continue
             added = step.add(work.sequence, left)
             if added:  # else it waits for what another one is to compute, or for a chunk
+                work.promised = []  # what it takes now is not available to others
                 rows.append((added.row.output_row if added.row.has_output else None, work))
                 left -= added.row.num_rows
         return rows
 
     def _is_ready(self, work):
         """Whether all windows of its next row are there, perhaps since some of its tokens are to be computed again."""
-        if self._memory.is_ready(work.sequence):
+        sequence, windows = work.sequence, self._memory.windows
+        if windows.is_ready(sequence):
             return True
-        if work.sequence.num_pending > 0:  # others compute what it begins with
+        if sequence.num_pending > 0:  # others compute what it begins with
             return False
+        before = sequence.num_uncomputed
         try:
-            again = self._memory.resume(work.sequence)
+            windows.resume(sequence)
         except chunkattn.OutOfChunks:
             return False
-        self.stats["recomputed_tokens"] += again
-        if work.is_prompt:
-            work.request.cached_tokens -= again
-            self.stats["cached_tokens"] -= again
+        self._computes_again(work, sequence.num_uncomputed - before)
         return True
+
+    def _computes_again(self, work, num_tokens):
+        """For windows that are gone."""
+        self.stats["recomputed_tokens"] += num_tokens
+        if work.is_prompt:
+            work.request.cached_tokens -= num_tokens
+            self.stats["cached_tokens"] -= num_tokens
 
     @staticmethod
     def _choose(works, logits):

@@ -56,12 +56,13 @@ class Memory:
         for l in self.layers:
             of_layers = budget.CHUNK * l.bytes_per_token(dtype)
             self.bytes_per_chunk[l.window] = self.bytes_per_chunk.get(l.window, 0) + of_layers
-        self.tree, self.groups = None, {}  # a WindowedLayers for each window
+        self.tree = self.windows = None
+        self.groups = {}  # those of `windows`, by their window
 
     def allocate(self, tree, window_chunks):
         """window_chunks: of each window, the chunks of its group."""
-        self.tree = tree
-        self.groups = {window: chunkattn.WindowedLayers(tree, window, n) for window, n in window_chunks.items()}
+        self.tree, self.windows = tree, chunkattn.WindowedGroups(tree, window_chunks)
+        self.groups = {group.window: group for group in self.windows}
         for layers in self.layers:
             layers.cache = layers.attention.make_cache(
                 self.groups.get(layers.window, tree), self.dtype, layers.num_layers,
@@ -72,31 +73,6 @@ class Memory:
         """Of chunks that sequences hold, or that are cached."""
         return sum(self.bytes_per_chunk[window] * of.stats()["used_chunks"]
                    for window, of in {None: self.tree, **self.groups}.items())  # fmt: skip
-
-    def resume(self, sequence):
-        """Before the first step of a sequence, when its num_pending is 0: has it computed from where all windows are.
-
-        Returns how many tokens are computed again. Raises OutOfChunks.
-        """
-        found = len(sequence) - sequence.num_uncomputed
-        position, checked = found, None
-        while position != checked:
-            checked = position
-            for group in self.groups.values():
-                position = group.window_end(sequence, position)
-        for group in self.groups.values():
-            group.resume(sequence, position)
-        return found - position
-
-    def is_ready(self, sequence):
-        """Whether a sequence can be added to a step without resume()."""
-        return all(group.is_ready(sequence) for group in self.groups.values())
-
-    def has_room(self, num_tokens, step_tokens, num_live):
-        """Whether groups have room for one more text, its steps, and a chunk for each of those that are live."""
-        of_text = -(-num_tokens // budget.CHUNK) + 1
-        return all(min(of_text, budget.chunks_of_window(window) + -(-step_tokens // budget.CHUNK)) + num_live + 1
-                   <= group.chunks_available for window, group in self.groups.items())  # fmt: skip
 
     def rows_left(self, step):
         """Rows of a prompt that groups have room for in an open step, beside those that it has."""

@@ -67,6 +67,7 @@ class Work:
         self.tokens = tokens  # all known ones
         self.splits = splits  # the texts after this one fork off with the next output
         self.sequence = None  # while it is live
+        self.promised = []  # of each group of layers with a window, the chunks that it is to take
         self.decodes = False
         self.preempted = False  # it has been live before
 
