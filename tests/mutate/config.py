@@ -87,7 +87,7 @@ FIRST = [
     ("chunkattn/detail/kv/quantized.hpp", ["quantized_test"]),
     ("chunkattn/detail/kv/*", ["kv_cache_test"]),
     ("chunkattn/transfer/*", ["kv_transfer_test", "swap_test", "companion_test"]),
-    ("chunkattn/tiers/*", ["tiers_test", "tier_directory_test", "tier_files_test", "tier_observer_test"]),
+    ("chunkattn/tiers/*", ["tiers_test", "tier_directory_test", "tier_files_test", "tier_observer_test", "tier_companions_test"]),
     ("chunkattn/events/*", ["mirror_test", "tree_events_test"]),
     ("chunkattn/cache/admission.hpp", ["rank_test"]),
     ("chunkattn/cache/annotations.hpp", ["annotations_test"]),

@@ -71,6 +71,21 @@ class WindowedKv final : public KvCompanion<typename Tree::Sequence> {
             });
           });
   }
+  /// What stays cached: before a position at which prompts part or ended.
+  void gather_lasting(std::span<const Piece> places, CompanionRows& rows) override {
+    for (const Piece& piece : places) {
+      const ChunkIndex c = group().chunks().find(piece.chunk);
+      if (c != no_chunk && group().chunks().is_kept(c)) gather({&piece, 1}, rows);
+    }
+  }
+  /// Of whole windows the last one, and what comes after it.
+  void trim(CompanionRows& rows, std::int32_t begin) const override {
+    for (std::size_t i = rows.ranges.size(); i-- > 0;) {
+      const std::int32_t first = needed(detail::to_size(rows.ranges[i].end()), {}).begin;
+      if (rows.ranges[i].begin <= (std::max)(first, begin))
+        return detail::drop_rows_before(rows, (std::max)(first, rows.ranges[i].begin));
+    }
+  }
   [[nodiscard]] bool reserve(Sequence& sequence, const CompanionRows& rows) override {
     for (const TokenRange range : rows.ranges) detail::check_known(sequence, range);
     return group().hold_rows(detail::WindowAccess::idle(layers_, sequence), rows.ranges);

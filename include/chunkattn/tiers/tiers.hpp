@@ -24,6 +24,7 @@
 #include "../detail/support/config.hpp"
 #include "../element.hpp"
 #include "../kv_view.hpp"
+#include "../transfer/companion.hpp"
 #include "../tree_options.hpp"
 #include "detail/directory.hpp"
 #include "detail/hash.hpp"
@@ -211,6 +212,9 @@ class Tiers {
     std::function<std::optional<std::string>(const Namespace&)> identity{};
     /// Follows what tiers hold.
     std::shared_ptr<Observer> observer{};
+    /// What is kept of tokens beside their K/V: a record carries it, and is none for who has other
+    /// companions. They outlive the tiers.
+    KvCompanions<Sequence> companions{};
   };
 
   /// What one tier did since construction, in blocks.

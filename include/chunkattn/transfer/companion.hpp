@@ -75,6 +75,14 @@ class KvCompanion {
   /// \param rows      of this format, of tokens whose K/V is in place: below num_written()
   virtual void scatter(Sequence& sequence, const CompanionRows& rows) = 0;
 
+  /// Adds those of them that are worth storing below the tree, for other prompts.
+  virtual void gather_lasting(std::span<const Piece> places, CompanionRows& rows) {
+    gather(places, rows);
+  }
+  /// Of rows that are coming from there, of positions from `begin` on and in order, drops those
+  /// without which any sequence can go on.
+  virtual void trim(CompanionRows&, [[maybe_unused]] std::int32_t begin) const {}
+
   /// Takes memory for rows that scatter() is to put back; the sequence keeps it until it leaves.
   /// False, with nothing changed but what was cached, if there is too little.
   [[nodiscard]] virtual bool reserve(Sequence&, const CompanionRows&) { return true; }
@@ -138,6 +146,21 @@ inline void cut_rows(CompanionRows& rows, std::size_t end) {
   rows.ranges.resize(kept);
   rows.bytes.resize(count * rows.bytes_per_token);
 }
+/// Takes away the rows of positions before `begin`.
+inline void drop_rows_before(CompanionRows& rows, std::int32_t begin) {
+  std::size_t dropped = 0, count = 0;
+  for (; dropped < rows.ranges.size() && rows.ranges[dropped].end() <= begin; ++dropped)
+    count += to_size(rows.ranges[dropped].length);
+  rows.ranges.erase(rows.ranges.begin(),
+                    rows.ranges.begin() + static_cast<std::ptrdiff_t>(dropped));
+  if (!rows.ranges.empty() && rows.ranges[0].begin < begin) {
+    TokenRange& first = rows.ranges[0];
+    count += to_size(begin - first.begin);
+    first = {begin, first.end() - begin};
+  }
+  rows.bytes.erase(rows.bytes.begin(),
+                   rows.bytes.begin() + static_cast<std::ptrdiff_t>(count * rows.bytes_per_token));
+}
 /// The last position up to `limit` at which all companions can go on.
 template <class Sequence>
 [[nodiscard]] std::size_t end_of_all(const KvCompanions<Sequence>& companions,
@@ -154,13 +177,18 @@ void check_companions(const KvCompanions<Sequence>& companions) {
     check_argument(one != nullptr, "companions", "null", "no null pointers");
 }
 
+template <class Sequence>
+[[nodiscard]] CompanionRows no_rows_of(const KvCompanion<Sequence>& companion) {
+  CompanionRows rows;
+  rows.format = companion.format();
+  rows.bytes_per_token = companion.bytes_per_token();
+  return rows;
+}
 /// The companion's rows of a part of a path.
 template <class Sequence, class Placed>
 [[nodiscard]] CompanionRows rows_of(KvCompanion<Sequence>& companion, const Placed& placed,
                                     TokenRange range) {
-  CompanionRows rows;
-  rows.format = companion.format();
-  rows.bytes_per_token = companion.bytes_per_token();
+  CompanionRows rows = no_rows_of(companion);
   std::vector<Piece> places;
   if (!range.empty())
     placed.for_each_run(range, [&](const Piece& piece) { places.push_back(piece); });

@@ -93,6 +93,7 @@ class WindowChunks {
   }
   /// Caches the chunk when nobody holds it any more.
   void keep(ChunkIndex c) noexcept { records_[to_size(c)].kept = true; }
+  [[nodiscard]] bool is_kept(ChunkIndex c) const noexcept { return records_[to_size(c)].kept; }
   /// The chunk of the tree is free: what the group has of it is nobody's K/V.
   void detach(ChunkIndex of_tree) noexcept {
     const ChunkIndex c = find(of_tree);

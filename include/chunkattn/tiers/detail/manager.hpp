@@ -30,6 +30,7 @@
 #include "../../tree_options.hpp"
 #include "../tier_store.hpp"
 #include "codec.hpp"
+#include "companions.hpp"
 #include "queue.hpp"
 #include "record.hpp"
 #include "spans.hpp"
@@ -69,7 +70,9 @@ class TierManager {
     if constexpr (requires { cache.tree_id(); })
       check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
                      "of another tree", "the K/V memory of the tree");
+    companions_.emplace(options_.companions, block_);
     codec_ = make_tier_codec<Element>(cache, to_size(block_), options_.stored_as);
+    codec_.companions = companions_->shapes();
     queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_prefetched,
                                      options_.max_queued_bytes, 10 * options_.max_wait_seconds,
                                      options_.threads, report());
@@ -104,7 +107,7 @@ class TierManager {
     resume_following();
     fresh_.clear();
     spans_.for_each_block([&](std::uint64_t span, std::size_t block) {
-      queue_->wait_for_room(codec_.raw_bytes);
+      queue_->wait_for_room(block_bytes());
       (void)store(span, block);
     });
   }
@@ -122,6 +125,7 @@ class TierManager {
         to_size(range.begin) >= limit)
       return nullptr;
     auto load = std::make_shared<TierLoad>();
+    load->rows = companions_->no_rows();
     const InsertOptions how = sequence.options();
     const std::size_t public_end = (std::min)(how.public_length, size);
     load->heads[0] = head_of(how.name_space, public_end);
@@ -161,21 +165,8 @@ class TierManager {
         static_cast<std::uint64_t>(sequence.id()) != load->sequence ||
         sequence.weights_epoch() != load->weights)
       return cancel(load);
-    bool is_over = false;
-    const auto taken = queue_->take(load, is_over);
-    for (const TierLoad::Ready& ready : taken)
-      if (!fill(sequence, *load, ready)) return cancel(load);
-    if (is_over) return false;
-    const auto now = Clock::now();
-    if (!taken.empty()) load->since = now;
-    const double part =
-        std::chrono::duration<double>(now - load->since).count() / patience(sequence, *load);
-    if (part <= 1) {
-      queue_->pass_over(load, part);
-      return true;
-    }
-    ++stats_.loads_late;
-    queue_->cancel(load, /*too_late=*/true);
+    if (take(sequence, load)) return true;
+    companions_->put_back(sequence, load->rows);
     return false;
   }
   void wait(const TierLoad& load) {
@@ -282,7 +273,10 @@ class TierManager {
 
   // ---- offload ------------------------------------------------------------------------------
 
-  [[nodiscard]] bool has_room() const { return queue_->has_room(codec_.raw_bytes); }
+  [[nodiscard]] std::size_t block_bytes() const {
+    return codec_.raw_bytes + codec_.companions.most_bytes();
+  }
+  [[nodiscard]] bool has_room() const { return queue_->has_room(block_bytes()); }
   /// Copies a block out of the cache. False if there is nothing to copy.
   bool store(std::uint64_t number, std::size_t block) {
     const auto* const span = spans_.find(number, block);
@@ -291,23 +285,28 @@ class TierManager {
         head_of(span->name_space, span->name_space.is_public ? 0 : to_size(span->public_end));
     if (head.empty()) return false;
     const TierStore::Key key = key_of(spans_.hash(*span, block), head);
-    if (queue_->knows(key)) return false;
+    const bool is_known = queue_->knows(key), is_bare = companions_->is_bare(key);
+    if (is_known && !is_bare) return false;
     if (!has_room()) {
       ++stats_.dropped;
       return false;
     }
     typename Queue::Put put;
+    pieces_.pieces.clear();
+    spans_.pieces_of(*span, block, pieces_.pieces);
+    pieces_.tree = tree_id_;
+    const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
+    put.raw.resize(codec_.raw_bytes);
+    const bool has_rows = companions_->add_rows(pieces_.pieces, range.begin, put.raw);
+    if (is_known && !has_rows) return false;
+    put.replaces = is_bare && has_rows;
+    companions_->note(key, has_rows);
     put.key = key;
     put.head = head;
     spans_.path_tokens(*span, block, put.tokens);
-    put.raw.resize(codec_.raw_bytes);
-    pieces_.pieces.clear();
-    spans_.pieces_of(*span, block, pieces_.pieces);
-    const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
-    pieces_.tree = tree_id_;
     if (options_.observer) put.expected = expect(*span, block + 1, put.tokens);
     transfer(
-        pieces_, range, *cache_, std::span<std::byte>(put.raw), range,
+        pieces_, range, *cache_, std::span<std::byte>(put.raw).first(codec_.raw_bytes), range,
         [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
     queue_->put(std::move(put));
     ++stats_.gathered;
@@ -316,16 +315,40 @@ class TierManager {
 
   // ---- load ---------------------------------------------------------------------------------
 
+  /// What has come. False: nothing more will, or is wanted.
+  bool take(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
+    bool is_over = false;
+    const auto taken = queue_->take(load, is_over);
+    for (const TierLoad::Ready& ready : taken)
+      if (!fill(sequence, *load, ready)) return cancel(load);
+    if (is_over) return false;
+    const auto now = Clock::now();
+    if (!taken.empty()) load->since = now;
+    const double part =
+        std::chrono::duration<double>(now - load->since).count() / patience(sequence, *load);
+    if (part <= 1) {
+      queue_->pass_over(load, part);
+      return true;
+    }
+    ++stats_.loads_late;
+    queue_->cancel(load, /*too_late=*/true);
+    return false;
+  }
   /// False if the rest is not wanted any longer.
-  bool fill(Sequence& sequence, const TierLoad& load, const TierLoad::Ready& ready) {
+  bool fill(Sequence& sequence, TierLoad& load, const TierLoad::Ready& ready) {
     const auto begin = static_cast<std::int32_t>(ready.block) * block_;
+    const bool has_rows =
+        companions_->take(std::span(ready.raw).subspan(codec_.raw_bytes), begin,
+                          static_cast<std::int32_t>(load.first) * block_, load.rows);
+    companions_->note(load.keys[ready.block - load.first], has_rows);
     const TokenRange loadable = sequence.loadable();
     if (loadable.empty() || loadable.begin < begin) return false;
     const std::int32_t end =
         (std::min)({begin + block_, static_cast<std::int32_t>(load.limit), loadable.end()});
     if (loadable.begin >= end) return true;  // somebody else was faster
     const TokenRange range{loadable.begin, end - loadable.begin};
-    scatter_kv(sequence, range, *cache_, std::span<const std::byte>(ready.raw), {begin, block_});
+    scatter_kv(sequence, range, *cache_,
+               std::span<const std::byte>(ready.raw).first(codec_.raw_bytes), {begin, block_});
     sequence.mark_loaded(range);
     stats_.loaded_tokens += to_size(range.length);
     return true;
@@ -406,6 +429,7 @@ class TierManager {
     head.put(std::string_view(stored_text()));
     head.put(std::string_view(options_.model));
     head.put(std::string_view(identity));
+    for (const std::string& format : companions_->formats()) head.put(std::string_view(format));
     return head.bytes;
   }
   [[nodiscard]] static TierStore::Key key_of(TierHash path, std::span<const std::byte> head) {
@@ -427,6 +451,7 @@ class TierManager {
   const std::int32_t block_;
   const std::uint64_t tree_id_;
   TierCodec codec_;
+  std::optional<TierCompanions<Sequence>> companions_;
   std::unique_ptr<Queue> queue_;
   TierSpans<Token> spans_;
   TierPieces<Tree::chunk_size> pieces_;

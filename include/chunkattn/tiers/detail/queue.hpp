@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../../detail/support/config.hpp"
+#include "../../transfer/companion.hpp"
 #include "../tier_store.hpp"
 #include "known.hpp"
 #include "record.hpp"
@@ -39,6 +40,7 @@ struct TierLoad {
   std::shared_ptr<void> expected;                 ///< what the observer gave for them
   std::uint64_t sequence = 0, weights = 0;        ///< whose it is
   std::size_t limit = 0;                          ///< positions that are loaded, at most
+  std::vector<CompanionRows> rows;                ///< that have come so far, of each companion
   std::chrono::steady_clock::time_point since{};  ///< when something came
 
   // Under the queue's mutex:
@@ -101,6 +103,7 @@ class TierQueue {
     TierStore::Key key;
     std::vector<std::byte> head, tokens, raw;
     std::shared_ptr<void> expected;  // what the observer gave for it
+    bool replaces = false;           // what a tier has of it has fewer rows
   };
   [[nodiscard]] bool knows(const TierStore::Key& key) const { return known_->has(key); }
   void forget() { known_->clear(); }
@@ -349,7 +352,7 @@ class TierQueue {
     Tier& tier = tiers_[t];
     const TierStore::Key key = item.block.key;
     const TierStore::Record& record = record_of(item);
-    const bool had = record && look_for(tier, key);
+    const bool had = record && !item.block.replaces && look_for(tier, key);
     bool kept = had;
     if (record && !had) {
       tier.watch->asking(key);
@@ -434,8 +437,9 @@ class TierQueue {
     bool answered = false;
     const TierStore::Record record = guarded(
         [&] {
-          auto found =
-              tier.store->get_at_most(key, tier_record_bytes(content, codec_), tier.cancelled);
+          const std::size_t most =
+              tier_record_bytes(content, codec_) + codec_.companions.most_bytes();
+          auto found = tier.store->get_at_most(key, most, tier.cancelled);
           answered = found || !tier.cancelled;
           return found;
         },

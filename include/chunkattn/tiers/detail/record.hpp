@@ -2,7 +2,7 @@
 // that expects anything else rejects it: each byte of what it says of itself is compared.
 //
 // [header][head: model, shape, whose tokens][tokens from the start of the prompt to the block's
-// end][K/V]
+// end][K/V][rows of companions]
 #pragma once
 
 #include <algorithm>
@@ -22,15 +22,18 @@
 #include "../../element.hpp"
 #include "../tier_store.hpp"
 #include "hash.hpp"
+#include "rows.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// How the K/V of a block goes into a record and out of it. `raw` is what gather_kv() writes.
+/// How the K/V of a block goes into a record and out of it. `raw` is what gather_kv() writes, then
+/// rows of companions, which are stored as they are.
 struct TierCodec {
   std::size_t raw_bytes = 0, stored_bytes = 0;
   std::size_t layers = 0, rows = 0;  ///< rows: of K of one layer, and of V
   std::size_t k_dim = 0, v_dim = 0;  ///< elements; v_dim 0: V lies in K
+  TierRowShapes companions{};
   /// False where there are values that cannot be stored. Null: the bytes as they are.
   bool (*encode)(const TierCodec&, const std::byte* raw, std::byte* stored) = nullptr;
   void (*decode)(const TierCodec&, const std::byte* stored, std::byte* raw) = nullptr;
@@ -103,8 +106,8 @@ struct TierHeader {
   static constexpr std::uint64_t expected_magic =
       0x3130524549544b43;  // "CKTIER01" where little-endian
   std::uint64_t magic = expected_magic;
-  std::uint64_t head_bytes = 0, token_bytes = 0, kv_bytes = 0;
-  std::uint64_t sum[2] = {};  ///< of all after the header
+  std::uint64_t head_bytes = 0, token_bytes = 0, kv_bytes = 0;  ///< kv: with rows of companions
+  std::uint64_t sum[2] = {};                                    ///< of all after the header
 };
 
 /// The parts of a record that it is asked for by.
@@ -112,7 +115,7 @@ struct TierContent {
   std::span<const std::byte> head, tokens;
 };
 
-/// How long the record of a content is.
+/// How long the record of a content is, without rows of companions.
 [[nodiscard]] inline std::size_t tier_record_bytes(const TierContent& content,
                                                    const TierCodec& codec) noexcept {
   return sizeof(TierHeader) + content.head.size() + content.tokens.size() + codec.stored_bytes;
@@ -122,18 +125,22 @@ struct TierContent {
 [[nodiscard]] inline TierStore::Record make_tier_record(const TierContent& content,
                                                         std::span<const std::byte> raw,
                                                         const TierCodec& codec) {
+  const std::span<const std::byte> kv = raw.first(codec.raw_bytes);
+  const std::span<const std::byte> rows = raw.subspan(codec.raw_bytes);
   TierHeader header;
   header.head_bytes = content.head.size();
   header.token_bytes = content.tokens.size();
-  header.kv_bytes = codec.stored_bytes;
-  auto record = std::make_shared<std::vector<std::byte>>(tier_record_bytes(content, codec));
+  header.kv_bytes = codec.stored_bytes + rows.size();
+  auto record =
+      std::make_shared<std::vector<std::byte>>(tier_record_bytes(content, codec) + rows.size());
   std::byte* at = record->data() + sizeof(header);
   at = std::copy(content.head.begin(), content.head.end(), at);
   at = std::copy(content.tokens.begin(), content.tokens.end(), at);
   if (codec.encode == nullptr)
-    std::copy(raw.begin(), raw.end(), at);
-  else if (!codec.encode(codec, raw.data(), at))
+    std::copy(kv.begin(), kv.end(), at);
+  else if (!codec.encode(codec, kv.data(), at))
     return nullptr;
+  std::copy(rows.begin(), rows.end(), at + codec.stored_bytes);
   const TierStore::Key sum = TierHash::of(std::span(*record).subspan(sizeof(header)));
   header.sum[0] = sum.high;
   header.sum[1] = sum.low;
@@ -146,10 +153,13 @@ struct TierContent {
                                            const TierContent& content, const TierCodec& codec,
                                            std::vector<std::byte>& raw) {
   TierHeader header;
-  if (record.size() != tier_record_bytes(content, codec)) return false;
+  const std::size_t least = tier_record_bytes(content, codec);
+  if (record.size() < least || record.size() - least > codec.companions.most_bytes()) return false;
+  const std::size_t row_bytes = record.size() - least;
   std::memcpy(&header, record.data(), sizeof(header));
   if (header.magic != TierHeader::expected_magic || header.head_bytes != content.head.size() ||
-      header.token_bytes != content.tokens.size() || header.kv_bytes != codec.stored_bytes)
+      header.token_bytes != content.tokens.size() ||
+      header.kv_bytes != codec.stored_bytes + row_bytes)
     return false;
   const std::span<const std::byte> body = std::span(record).subspan(sizeof(header));
   if (!std::equal(content.head.begin(), content.head.end(), body.begin())) return false;
@@ -157,13 +167,15 @@ struct TierContent {
   if (!std::equal(content.tokens.begin(), content.tokens.end(), rest.begin())) return false;
   const TierStore::Key sum = TierHash::of(body);
   if (sum.high != header.sum[0] || sum.low != header.sum[1]) return false;
-  const std::span<const std::byte> kv = rest.subspan(content.tokens.size());
-  raw.resize(codec.raw_bytes);
+  const std::span<const std::byte> kv = rest.subspan(content.tokens.size(), codec.stored_bytes);
+  const std::span<const std::byte> rows = rest.last(row_bytes);
+  raw.resize(codec.raw_bytes + row_bytes);
   if (codec.decode == nullptr)
     std::copy(kv.begin(), kv.end(), raw.begin());
   else
     codec.decode(codec, kv.data(), raw.data());
-  return true;
+  std::copy(rows.begin(), rows.end(), raw.end() - static_cast<std::ptrdiff_t>(row_bytes));
+  return for_each_tier_row_of(codec.companions, rows, [](auto...) {});
 }
 
 /// Bytes one after the other.
