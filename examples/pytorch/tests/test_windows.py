@@ -4,6 +4,8 @@
 """
 
 import contextlib
+import io
+import pathlib
 import random
 import unittest
 import unittest.mock
@@ -215,6 +217,17 @@ class WindowsTest(unittest.TestCase):
         self.assertIn(said, repr(ours.tree))
         ours.tree.clear()
         self.assertEqual((ours.kv_bytes_used, group.stats()["used_chunks"]), (0, 0))
+
+
+    def test_page(self):
+        """The program of docs/pytorch.md prints what stands there."""
+        page = pathlib.Path(__file__).resolve().parents[3] / "docs" / "pytorch.md"
+        text = page.read_text(encoding="utf-8").split("**Sliding windows**")[1]
+        program, output = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "output"))
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile(program, str(page), "exec"), {})
+        self.assertEqual(said.getvalue(), output)
 
 
 class BindingTest(unittest.TestCase):
