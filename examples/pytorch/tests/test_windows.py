@@ -17,6 +17,7 @@ from test_transformers import SEED, Recorder, alone, check_logits, run_all
 
 import chunkattn
 from chunkattn.transformers import Generator, budget, layers
+from chunkattn.transformers.memory import Memory
 
 TOLERANCE = 1e-4
 FAMILIES = {
@@ -96,7 +97,7 @@ class WindowsTest(unittest.TestCase):
         options = dict(max_new_tokens=6, eos_token_id=None, do_sample=False)
         for family in FAMILIES:
             with self.subTest(family):
-                draw = self.draw()
+                draw = random.Random(f"{SEED} {family}")
                 window = draw.randrange(30, 130)
                 model = make(family, window)
                 prompts = self.texts(draw, 6, 500)
@@ -199,6 +200,22 @@ class WindowsTest(unittest.TestCase):
         unbounded = make("gemma3", 40000)  # longer than any text
         self.assertEqual(Generator(unbounded, check=False).tree.windows, [])
 
+    def test_memory_of_layers(self):
+        """Layers of several sizes and windows: each pool counts the bytes of its own."""
+        draw = self.draw()
+        sizes = [layers.Geometry(*draw.choice([(1, 64, 64), (2, 64, 48), (3, 20, 64)]), 1.0) for _ in range(12)]
+        windows = [draw.choice([None, 20, 300, 5000]) for _ in sizes]
+        slots = [layers.Slot(None, "", 6, size, window, None, False) for size, window in zip(sizes, windows)]
+        memory = Memory(slots, "float32", chunkattn.Threads(1), {}, longest_window=300)
+        memory.allocate(chunkattn.Tree(10), {window: 10 for window in memory.bytes_per_chunk if window})
+        made = dict.fromkeys(memory.bytes_per_chunk, 0)
+        for of_size in memory.layers:
+            made[of_size.window] += of_size.cache.bytes_per_chunk
+        self.assertEqual(made, memory.bytes_per_chunk)
+        self.assertEqual(set(made), {None} | {window for window in windows if window in (20, 300)})
+        self.assertEqual([of_size.window for of_size, _ in memory.layers_of_slot],
+                         [window if window in (20, 300) else None for window in windows])  # fmt: skip
+
     def test_what_is_held(self):
         """Of a text that decodes, no more than its window; both pools are shown."""
         ours = Generator(make("gemma3", 128), kv_bytes=64 << 20, step_tokens=256)
@@ -215,6 +232,7 @@ class WindowsTest(unittest.TestCase):
         said = f"window 128: {stats['used_chunks']} of {group.max_chunks} chunks ({stats['cached_chunks']} cached)"
         self.assertIn(said, str(ours.tree))
         self.assertIn(said, repr(ours.tree))
+        self.assertEqual(repr(ours), f"<Generator of Gemma3ForCausalLM: 0 live, 0 waiting; {ours.tree!r}>")
         ours.tree.clear()
         self.assertEqual((ours.kv_bytes_used, group.stats()["used_chunks"]), (0, 0))
 

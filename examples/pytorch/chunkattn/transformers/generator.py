@@ -200,6 +200,10 @@ class Generator:
         """K/V that texts hold, and what is cached, of all layers."""
         return self._memory.bytes_used
 
+    def __repr__(self):
+        return (f"<Generator of {type(self.model).__name__}: {self.num_live} live, {self.num_waiting} waiting; "
+                f"{self.tree!r}>")  # fmt: skip
+
     # --- turns -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
