@@ -98,6 +98,7 @@ need() {
         missing+=(libc++-19-dev libc++abi-19-dev) ;;
       clang-format) clang_format >/dev/null || missing+=(clang-format-19) ;;
       doxygen) have doxygen || missing+=(doxygen) ;;
+      rust) have rustc || missing+=(rustc) ;;
       pkg-config) have pkg-config || missing+=(pkg-config) ;;
       python) have python3 && python3 -c 'import venv, ensurepip' 2>/dev/null ||
         missing+=(python3 python3-venv) ;;

@@ -30,7 +30,7 @@ lib.chunkattn_error.restype = c.c_char_p
 lib.chunkattn_attention_create.restype = lib.chunkattn_plan_create.restype = PTR  # else cut to 32 bits
 lib.chunkattn_plan_build.argtypes = [PTR, PTR]
 lib.chunkattn_run.argtypes = [PTR, PTR, PTR, PTR, PTR, I64, I32, PTR, PTR]
-assert lib.chunkattn_c_version() == 2
+assert lib.chunkattn_c_version() == 3
 
 
 def must(result):
@@ -44,7 +44,7 @@ k, v, q = ((c.c_float * (rows * dim))(*(random.uniform(-1, 1) for _ in range(row
 out = (c.c_float * (sequences * dim))()
 table, lens, starts = (I32 * 8)(0, 1, 0, 2, 0, 3, 0, 4), (I32 * 4)(20, 17, 32, 25), (I32 * 5)(0, 1, 2, 3, 4)
 
-attention = lib.chunkattn_attention_create(c.byref(Config(version=2, head_dim=dim, num_qo_heads=1, num_kv_heads=1)))
+attention = lib.chunkattn_attention_create(c.byref(Config(version=3, head_dim=dim, num_qo_heads=1, num_kv_heads=1)))
 plan = lib.chunkattn_plan_create(page, pages, -1)
 must(not attention or not plan)
 strides = (I64 * 3)(page * dim, page * dim, dim)

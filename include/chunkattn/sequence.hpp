@@ -160,11 +160,22 @@ class Sequence {
   /// All size() tokens.
   [[nodiscard]] std::vector<token_type> tokens() const {
     std::vector<token_type> all(size());
-    for_each_run({0, record().size}, [&](const Piece& piece) {
-      for (std::int32_t i = 0; i < piece.length; ++i)
-        all[detail::to_size(piece.position + i)] = tree().token_at(piece.chunk, piece.begin + i);
-    });
+    copy_tokens({0, record().size}, all);
     return all;
+  }
+  /// The tokens at the positions `range` into memory of [range.length] tokens, without an
+  /// allocation where the range has few branches.
+  /// \throws InvalidArgument for positions from size() on, and for another size
+  void copy_tokens(TokenRange range, std::span<token_type> out) const {
+    detail::check_argument(range.end() <= record().size, "range.end()", range.end(),
+                           {"at most the sequence's size, ", record().size});
+    detail::check_argument(out.size() == detail::to_size(range.length), "out.size()", out.size(),
+                           {"range.length, ", range.length});
+    for_each_run(range, [&](const Piece& piece) {
+      const auto first = out.begin() + (piece.position - range.begin);
+      for (std::int32_t i = 0; i < piece.length; ++i)
+        first[i] = tree().token_at(piece.chunk, piece.begin + i);
+    });
   }
 
   /// The namespace, public length and priority that it was inserted with, for inserting its tokens

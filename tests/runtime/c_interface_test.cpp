@@ -12,8 +12,11 @@
 #define CHUNKATTN_C_KERNELS(X) \
   X(16, 16, float, float)      \
   X(16, 24, chunkattn::half, float) X(16, 16, chunkattn::bfloat16, chunkattn::bfloat16)
+#include "chunkattn/attention_plan.hpp"
 #include "chunkattn/c/chunkattn.ipp"
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "support/page_batch.hpp"
 #include "support/random.hpp"
 
@@ -256,6 +259,91 @@ TEST_CASE("slots alone are written, and tokens behind the plan's are not looked 
   REQUIRE(chunkattn_run(attention.get(), plan.get(), &memory.layer, nullptr, q.data(), 0, 100,
                         out.data(), nullptr) == 0);
   CHECK(std::count(out.begin(), out.end(), 7.0f) == 64);
+}
+
+TEST_CASE("steps of a tree in C, forks' copies included, compute the bits of C++") {
+  constexpr int chunk = 16, chunks = 24, dim = 16, rows_max = 64;
+  chunkattn_config config{};
+  config.version = CHUNKATTN_C_VERSION, config.head_dim = dim, config.num_threads = 2;
+  config.num_qo_heads = num_qo_heads, config.num_kv_heads = num_kv_heads;
+  const Attention attention = make(config);
+  REQUIRE(attention);
+  chunkattn_tree_config tree_config{};
+  tree_config.version = CHUNKATTN_C_VERSION, tree_config.chunk_size = chunk;
+  tree_config.max_chunks = chunks;
+  chunkattn_tree* const tree = chunkattn_tree_create(&tree_config);
+  const Plan plan(chunkattn_step_plan_create(), chunkattn_plan_destroy);
+  REQUIRE((tree != nullptr && plan));
+  Memory<float, dim, dim> memory({.page_size = chunk, .num_pages = chunks});
+  test::Random random(9);
+  memory.fill(random);
+
+  // The same in C++, with the tree that stands behind the handle.
+  PrefixTree<std::int32_t, chunk> twin(PoolAllocator{.max_chunks = chunks});
+  KvCache<Cpu, float> cache(twin, {.num_kv_heads = num_kv_heads, .head_dim = dim});
+  ChunkAttention<Cpu, dim> expected_attention;
+  AttentionPlan twin_plan;
+
+  std::vector<std::int32_t> prompt(21);
+  for (auto& token : prompt) token = random.uniform(0, 9);
+  std::vector<chunkattn_sequence*> sequences(1);
+  std::vector<PrefixTree<std::int32_t, chunk>::Sequence> twins;
+  REQUIRE(chunkattn_tree_insert(tree, prompt.data(), 21, nullptr, &sequences[0]) == 0);
+  twins.push_back(twin.insert(prompt));
+  int num_copies = 0;
+  for (int round = 0; round < 8; ++round) {
+    if (round == 2 || round == 4) {  // of a private tail that is short: its K/V is copied
+      sequences.push_back(nullptr);
+      REQUIRE(chunkattn_sequence_fork(sequences[0], -1, &sequences.back()) == 0);
+      twins.push_back(twins[0].fork());
+    }
+    chunkattn_step* const step = chunkattn_step_begin(tree);
+    auto twin_step = twin.begin_step();
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      chunkattn_added added{};
+      REQUIRE(chunkattn_step_add(step, sequences[i], 0, nullptr, nullptr, 0, &added) == 0);
+      REQUIRE(static_cast<bool>(twin_step.add(twins[i])) == (added.reason == CHUNKATTN_ADDED));
+    }
+    REQUIRE(chunkattn_step_build(step, plan.get()) == 0);
+    const auto view = twin_plan.build(twin_step);
+    const int rows = view.num_rows;
+    REQUIRE(chunkattn_step_num_rows(step) == rows);
+    REQUIRE(rows <= rows_max);
+    num_copies += view.num_copies;
+    std::vector<float> q(static_cast<std::size_t>(rows) * num_qo_heads * dim);
+    std::vector<float> k(static_cast<std::size_t>(rows) * num_kv_heads * dim), v(k.size());
+    for (auto* values : {&q, &k, &v})
+      for (float& x : *values) x = random.normal();
+    std::vector<float> out(q.size(), 5), expected(q.size(), 6);
+    REQUIRE(chunkattn_write(attention.get(), plan.get(), &memory.layer, k.data(), 0, v.data(), 0,
+                            rows) == 0);
+    REQUIRE(chunkattn_run(attention.get(), plan.get(), &memory.layer, nullptr, q.data(), 0, rows,
+                          out.data(), nullptr) == 0);
+    expected_attention.write(cache.layer(0), view, k, v);
+    expected_attention.run(cache.layer(0), view, q, expected);
+    CHECK(out == expected);
+    chunkattn_layer other = memory.layer;
+    other.page_size = 32;
+    CHECK(chunkattn_run(attention.get(), plan.get(), &other, nullptr, q.data(), 0, rows, out.data(),
+                        nullptr) == CHUNKATTN_FAILED);
+    CHECK(std::string(chunkattn_error()) == "layer.page_size = 32: expected that of the plan, 16");
+    other.page_size = chunk, other.num_pages = 0;
+    CHECK(chunkattn_run(attention.get(), plan.get(), &other, nullptr, q.data(), 0, rows, out.data(),
+                        nullptr) == CHUNKATTN_FAILED);
+    REQUIRE(chunkattn_step_finish(step) == 0);
+    std::vector<std::int32_t> outputs(sequences.size(), 3);
+    auto finished = std::move(twin_step).finish();
+    finished.commit(outputs);
+    REQUIRE(chunkattn_step_commit_all(step, outputs.data(),
+                                      static_cast<std::int64_t>(outputs.size())) == 0);
+    chunkattn_step_destroy(step);
+    CHECK(chunkattn_run(attention.get(), plan.get(), &memory.layer, nullptr, q.data(), 0, rows,
+                        out.data(), nullptr) == CHUNKATTN_FAILED);
+    CHECK(std::string(chunkattn_error()).starts_with("plan = out of date: expected the view"));
+  }
+  CHECK(num_copies >= 2);
+  for (chunkattn_sequence* sequence : sequences) chunkattn_sequence_destroy(sequence);
+  chunkattn_tree_destroy(tree);
 }
 
 }  // namespace

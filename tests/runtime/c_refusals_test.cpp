@@ -207,7 +207,7 @@ std::vector<Bad> bad_inputs() {
   // config
   bad(create, "config = null: expected not null", [](Input& i) { i.config_given = nullptr; });
   bad(create, aligned("config", 4), [](Input& i) { i.config_given = shifted(&i.config); });
-  bad(create, "config.version = 7: expected CHUNKATTN_C_VERSION = 2",
+  bad(create, "config.version = 7: expected CHUNKATTN_C_VERSION = 3",
       [](Input& i) { i.config.version = 7; });
   for (const int dim : {0, -16, -most})
     bad(create, "config.head_dim = " + std::to_string(dim) + ": expected at least 1",
@@ -590,7 +590,8 @@ TEST_CASE("every bad input is refused by its name in C, and nothing is computed"
   for (const Call which : {store, run}) {
     CHECK(objects.call(which, input));
     CHECK(std::string(chunkattn_error()) ==
-          "plan = not built: expected one of which chunkattn_plan_build() has made a batch's plan");
+          "plan = not built: expected one of which chunkattn_plan_build() or "
+          "chunkattn_step_build() has made a batch's plan");
   }
 }
 

@@ -269,3 +269,25 @@ TEST_CASE("tokens that are written out in a call") {
   kept.mark_loaded(kept.loadable());
   CHECK(keeps.pin({1, 2}).size() == 2);
 }
+
+TEST_CASE("some of a sequence's tokens, into the caller's memory") {
+  Tree tree;
+  const auto first = tree.insert(test::iota(0, 11));  // shares a chunk with it
+  auto sequence = tree.insert(test::iota(0, 6));
+  sequence.append(test::iota(90, 7));
+  const std::vector<int> all = sequence.tokens();
+  for (int begin = 0; begin <= 13; ++begin)
+    for (int length = 0; begin + length <= 13; ++length) {
+      std::vector<int> some(static_cast<std::size_t>(length), -1);
+      sequence.copy_tokens({begin, length}, some);
+      CHECK(some == std::vector<int>(all.begin() + begin, all.begin() + begin + length));
+    }
+  std::vector<int> memory(4, -1);
+  CHECK(refused([&] { sequence.copy_tokens({10, 4}, memory); }) ==
+        "range.end() = 14: expected at most the sequence's size, 13");
+  CHECK(refused([&] { sequence.copy_tokens({3, 3}, memory); }) ==
+        "out.size() = 4: expected range.length, 3");
+  CHECK(refused([&] { sequence.copy_tokens({-1, 4}, memory); }) ==
+        "range.begin = -1: expected 0 to the sequence's end, 13");
+  CHECK(memory == std::vector<int>(4, -1));
+}

@@ -1,30 +1,19 @@
 /* The library for programs in C, and for languages that call C: attention on CPUs over a paged
- * engine's own K/V memory, by plans from its page tables. Experimental: it may change between
- * versions of the library, and CHUNKATTN_C_VERSION with it.
+ * engine's own K/V memory, by plans from its page tables or from the steps of a tree (tree.h, which
+ * says how calls fail and who owns what). Experimental: it may change between versions of the
+ * library, and CHUNKATTN_C_VERSION with it.
  *
- * A program or shared library has the functions from one C++ source file, see chunkattn.ipp. None
- * throws or ends the process. Those that return int return 0, or 1 after a failure; those that
- * return a pointer return NULL after a failure. chunkattn_error() says then which argument was
- * wrong, its value and what was expected; what the call was to change is as before. An object is
- * used by one thread at a time: a call while another one uses the same attention fails.
+ * A program or shared library has the functions from one C++ source file, see chunkattn.ipp. An
+ * object is used by one thread at a time: a call while another one uses the same attention fails.
  */
 #ifndef CHUNKATTN_C_CHUNKATTN_H
 #define CHUNKATTN_C_CHUNKATTN_H
 
-#include <stdint.h>
+#include "tree.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#if defined(__GNUC__)
-#define CHUNKATTN_C_API __attribute__((visibility("default")))
-#else
-#define CHUNKATTN_C_API
-#endif
-
-/** The version of this interface. */
-#define CHUNKATTN_C_VERSION 2
 
 /** Types of elements. */
 enum { CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1, CHUNKATTN_BFLOAT16 = 2 };
@@ -35,8 +24,6 @@ enum { CHUNKATTN_TWO_TERMS = 0, CHUNKATTN_ONE_TERM = 1 };
 
 /** Attention for heads of one size and K/V of one type, on some threads. It serves all layers. */
 typedef struct chunkattn_attention chunkattn_attention;
-/** The plan of a batch: which rows read which pages. It serves all layers with these tables. */
-typedef struct chunkattn_plan chunkattn_plan;
 
 /** What attention is to be like. Fill it with zeros first. */
 typedef struct chunkattn_config {
@@ -90,12 +77,6 @@ typedef struct chunkattn_sharing {
   int64_t pages_alone;  /**< pages that would be read by each sequence for itself */
 } chunkattn_sharing;
 
-/** The interface of the library that was loaded: CHUNKATTN_C_VERSION if it fits this header. */
-CHUNKATTN_C_API int chunkattn_c_version(void);
-
-/** Why the last call of this thread that failed has failed; valid until the next one does. */
-CHUNKATTN_C_API const char* chunkattn_error(void);
-
 /** Attention as `config` says. Fails for sizes and types that no kernels were compiled for (the
  * text lists those that were), on processors that lack their instructions, and where the system
  * does not start so many threads. If the process has OpenMP's, attention uses these. OpenMP keeps
@@ -108,13 +89,12 @@ CHUNKATTN_C_API void chunkattn_attention_destroy(chunkattn_attention* attention)
  *  `attention`. */
 CHUNKATTN_C_API const char* chunkattn_describe(const chunkattn_attention* attention);
 
-/** A plan for pages of `page_size` tokens with ids from 0 to num_pages - 1.
+/** A plan for page tables: for pages of `page_size` tokens with ids from 0 to num_pages - 1.
  *
  *  @param null_page  the id that stands for pages that were freed, as behind a window, and which
  *                    nothing is written to; or -1: there is none */
 CHUNKATTN_C_API chunkattn_plan* chunkattn_plan_create(int32_t page_size, int32_t num_pages,
                                                       int32_t null_page);
-CHUNKATTN_C_API void chunkattn_plan_destroy(chunkattn_plan* plan);
 
 /** Makes the plan of a batch, in place of the last one: once for all layers. Equal page ids say
  *  equal K/V. If only lengths grew and pages were added, it is updated, else built anew. It does

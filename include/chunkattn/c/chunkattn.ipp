@@ -39,11 +39,10 @@
 #include "../variants.hpp"
 #include "chunkattn.h"
 #include "detail/checks.hpp"
+#include "detail/guarded.hpp"
+#include "detail/handles.hpp"
 #include "kernels.ipp"
-
-#if !CHUNKATTN_EXCEPTIONS
-#error "chunkattn: chunkattn.ipp needs exceptions, which become texts there"
-#endif
+#include "tree.ipp"
 
 #if defined(CHUNKATTN_C_EXTERN_KERNELS)
 #define CHUNKATTN_C_DECLARE(HeadDim, ValueDim, Kv, Qo)                                            \
@@ -68,51 +67,16 @@ struct chunkattn_attention {
   explicit chunkattn_attention(int num_threads) : threads(num_threads) {}
 };
 
-struct chunkattn_plan {
+struct chunkattn_table_plan final : chunkattn_plan {
+  explicit chunkattn_table_plan(const chunkattn::PageGeometry& pages) : plan(pages) {
+    geometry = pages;
+  }
+
   chunkattn::PagedPlan plan;
-  chunkattn::LiveView view{};
 };
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::c {
-
-inline constexpr std::size_t error_size = 1024;
-
-inline char* error_text() noexcept {
-  thread_local char text[error_size] = "";
-  return text;
-}
-
-/// Says why a call has failed. What is beyond the checks of this interface gets its names here: a
-/// processor that lacks instructions, a system that starts no more threads.
-inline void set_error(std::string_view text) noexcept {
-  constexpr std::string_view processor = "options.instruction_set = automatic";
-  const char* name = "";
-  if (text.starts_with("num_threads = ")) name = "config.";
-  if (text.starts_with(processor)) {
-    name = "the processor = this one";
-    text.remove_prefix(processor.size());
-  }
-  std::snprintf(error_text(), error_size, "%s%.*s", name,
-                static_cast<int>((std::min)(text.size(), error_size)), text.data());
-}
-
-/// Calls f; what it throws becomes the text of chunkattn_error(), and the result is `failed`.
-template <class Result, class F>
-Result guarded(Result failed, const F& f) noexcept {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    set_error("out of memory");
-  } catch (const std::length_error&) {
-    set_error("out of memory");
-  } catch (const std::exception& error) {
-    set_error(error.what());
-  } catch (...) {
-    set_error("an unknown exception");
-  }
-  return failed;
-}
 
 inline std::unique_ptr<AnyAttention> make_for(const chunkattn_config& config,
                                               OpenMpExecutor& threads) {
@@ -164,10 +128,11 @@ inline AnyKvView any_view(const chunkattn_layer& layer, const chunkattn_config& 
 
 inline const LiveView& checked_plan(const chunkattn_plan* given, const chunkattn_layer& layer) {
   const chunkattn_plan& plan = checked_pointer(given, "plan");
-  check_argument(plan.view.segments_version != 0, "plan", "not built",
-                 "one of which chunkattn_plan_build() has made a batch's plan");
-  check_pages(layer, plan.plan.geometry());
-  return plan.view;
+  check_argument(
+      plan.view.segments_version != 0, "plan", "not built",
+      "one of which chunkattn_plan_build() or chunkattn_step_build() has made a batch's plan");
+  check_pages(layer, plan.geometry);
+  return current_view(plan);
 }
 
 /// Rows without gaps: these, or a copy of them in attention.dense[buffer].
@@ -214,14 +179,6 @@ inline AnyVariant variant_of(const chunkattn_variant& variant, std::int32_t num_
 // Functions with C linkage are the same in every namespace, but for their attributes.
 extern "C" {
 
-CHUNKATTN_C_API int chunkattn_c_version(void) {
-  return CHUNKATTN_C_VERSION;
-}
-
-CHUNKATTN_C_API const char* chunkattn_error(void) {
-  return error_text();
-}
-
 CHUNKATTN_C_API chunkattn_attention* chunkattn_attention_create(const chunkattn_config* given) {
   return guarded<chunkattn_attention*>(nullptr, [&] {
     const chunkattn_config& config = checked_pointer(given, "config");
@@ -247,22 +204,19 @@ CHUNKATTN_C_API const char* chunkattn_describe(const chunkattn_attention* attent
 CHUNKATTN_C_API chunkattn_plan* chunkattn_plan_create(int32_t page_size, int32_t num_pages,
                                                       int32_t null_page) {
   return guarded<chunkattn_plan*>(nullptr, [&] {
-    return new chunkattn_plan{PagedPlan(checked_pages(page_size, num_pages, null_page))};
+    return new chunkattn_table_plan(checked_pages(page_size, num_pages, null_page));
   });
-}
-
-CHUNKATTN_C_API void chunkattn_plan_destroy(chunkattn_plan* plan) {
-  delete plan;
 }
 
 CHUNKATTN_C_API int chunkattn_plan_build(chunkattn_plan* plan, const chunkattn_tables* given) {
   return guarded(1, [&] {
-    checked_pointer(plan, "plan");
+    auto* const pages = dynamic_cast<chunkattn_table_plan*>(&checked_pointer(plan, "plan"));
+    check_argument(pages != nullptr, "plan", "of steps", "one of chunkattn_plan_create()");
     const PageTables tables = checked_tables(checked_pointer(given, "tables"));
     try {
-      plan->view = plan->plan.build(tables);
+      pages->view = pages->plan.build(tables);
     } catch (const InvalidArgument& error) {
-      fail_tables(error, tables, plan->plan.geometry());
+      fail_tables(error, tables, pages->geometry);
     }
     return 0;
   });
@@ -272,7 +226,7 @@ CHUNKATTN_C_API int chunkattn_plan_sharing(const chunkattn_plan* plan, chunkattn
   return guarded(1, [&] {
     const chunkattn_plan& of = checked_pointer(plan, "plan");
     const PlanView& view = of.view;
-    const std::int32_t null_page = of.plan.geometry().null_page;
+    const std::int32_t null_page = of.geometry.null_page;
     chunkattn_sharing found{.num_tokens = view.num_rows,
                             .num_segments = view.num_segments,
                             .pages_read = 0,
