@@ -3,5 +3,6 @@
 from .generator import Generator
 from .layers import Unsupported
 from .requests import Event, Output, Request
+from .scoring import Score
 
-__all__ = ["Event", "Generator", "Output", "Request", "Unsupported"]
+__all__ = ["Event", "Generator", "Output", "Request", "Score", "Unsupported"]

@@ -11,13 +11,21 @@ import torch
 
 import chunkattn
 
-from . import budget, interface, layers, sampling
+from . import budget, interface, layers, sampling, scoring
 from .check import check_against_eager
 from .memory import DTYPES, Memory, forward
 from .prompts import rows_of, tokens_of, whole
 from .requests import CANCELLED, ERROR, Event, Output, Request, Work
 
 MAX_ADAPTER = (1 << 63) - 1  # those above are the generator's own
+
+
+def _insert_options(tenant, adapter, priority):
+    """Keywords of Tree.insert(), checked."""
+    whole("tenant", tenant, 0, (1 << 64) - 1)
+    whole("adapter", adapter, 0, MAX_ADAPTER)
+    whole("priority", priority, -(1 << 31), (1 << 31) - 1)
+    return {"tenant": tenant, "adapter": adapter, "priority": priority}
 
 
 class Generator:
@@ -107,9 +115,7 @@ class Generator:
                 **changes):  # fmt: skip
         tokens = tokens_of(prompt, self.tokenizer, self.model.get_input_embeddings().weight.shape[0])
         whole("n", n, 1)
-        whole("tenant", tenant, 0, (1 << 64) - 1)
-        whole("adapter", adapter, 0, MAX_ADAPTER)
-        whole("priority", priority, -(1 << 31), (1 << 31) - 1)
+        insert = _insert_options(tenant, adapter, priority)
         if seed is not None:
             whole("seed", seed, -(1 << 62), 1 << 62)
         if streamer is not None and n > 1:
@@ -124,8 +130,7 @@ class Generator:
                              "for; raise kv_bytes")  # fmt: skip
         request = Request(
             next(self._ids), tokens, [Output() for _ in range(n)], sampler,
-            {"tenant": tenant, "adapter": adapter, "priority": priority}, streamer,
-            _generator=weakref.ref(self), _has_events=has_events)  # fmt: skip
+            insert, streamer, _generator=weakref.ref(self), _has_events=has_events)  # fmt: skip
         if streamer is not None:
             streamer.put(torch.tensor([tokens]))
         self._submitted.append(Work(request, 0, list(tokens), splits=n > 1))
@@ -180,6 +185,24 @@ class Generator:
                 raise request.error
         finally:
             request.cancel()
+
+    def score(self, prompt, continuations, *, tenant=0, adapter=0, priority=0):
+        """How probable continuations of a prompt are: a Score of each, in their order.
+
+        The prompt is computed once, and so is what continuations begin with alike; they run in one batch, with
+        what else was submitted. Prompt and continuations: as for submit(). Where both are text, a tokenizer sees
+        them as one, and spaces at the prompt's end belong to the continuation. A continuation that is refused
+        has an error, the others are scored. An empty one has the sum 0.
+        """
+        return scoring.score(self, prompt, continuations, _insert_options(tenant, adapter, priority))
+
+    def score_many(self, pairs, *, tenant=0, adapter=0, priority=0, strict=False, progress=None):
+        """As score(), of pairs of a prompt and a continuation. A pair that is refused has an error.
+
+        strict: it is raised instead, before anything is computed. progress: is called with how many more have
+        been scored.
+        """
+        return scoring.score_many(self, pairs, _insert_options(tenant, adapter, priority), strict, progress)
 
     @property
     def has_work(self):
@@ -272,7 +295,7 @@ class Generator:
         windows = self._memory.windows
         while self._waiting and len(self._live) < self.max_sequences:
             work = self._waiting[0]
-            where = dict(work.request.insert, preempted=work.preempted)
+            where = dict(work.request.insert, preempted=work.preempted, **work.reuse())
 
             def fits():
                 needed = self.tree.chunks_needed(work.tokens, **where) + len(self._live) + 1
@@ -343,20 +366,23 @@ class Generator:
         """False, with nothing changed, if there is no room for those that decode, or nothing can run."""
         step = self.tree.begin_step()
         try:
-            rows = self._fill(step)
+            rows, scored = self._fill(step)
             if not rows:
                 return False
             view = self._plan.build(step)
+            outputs = [(row, work) for row, work in rows if row is not None]
+            works = [work for _, work in outputs]
+            needed = list(dict.fromkeys([row for row, _ in outputs] + list(scored.values())))
             try:
-                logits = forward(self.model, self._configs, self._memory, view,
-                                 [row for row, _ in rows if row is not None] if self._keeps else None)  # fmt: skip
+                logits = forward(self.model, self._configs, self._memory, view, needed if self._keeps else None)
             except chunkattn.OutOfChunks:  # of layers with a window
                 return False
-            outputs = [(i, row, work) for i, (row, work) in enumerate(rows) if row is not None]
             if not self._keeps:
-                logits = logits[[row for _, row, _ in outputs]]
-            works = [work for _, _, work in outputs]
+                logits = logits[needed]
             chosen = self._choose(works, logits)
+            if scored:
+                index = {row: i for i, row in enumerate(needed)}
+                scoring.take({who: index[row] for who, row in scored.items()}, logits)
             self.stats["steps"] += 1
             self.stats["rows"] += view.num_rows
             finished = step.finished()
@@ -368,12 +394,12 @@ class Generator:
     def _fill(self, step):
         """A token of all that decode; then parts of prompts as far as `step_tokens` allows.
 
-        Returns (row of its logits or None, work) of each sequence that was added.
+        Returns (row of its logits or None, work) of each sequence that was added, and the rows that are scored.
         """
         decoding = [work for work in self._live if work.decodes]
         if decoding and not step.add_all([work.sequence for work in decoding]):
-            return []
-        rows = [(i, work) for i, work in enumerate(decoding)]
+            return [], {}
+        rows, scored = [(i, work) for i, work in enumerate(decoding)], {}
         left = self.step_tokens - len(decoding)
         for work in self._live:
             if work.decodes:
@@ -387,8 +413,9 @@ class Generator:
             if added:  # else it waits for what another one is to compute, or for a chunk
                 work.promised = []  # what it takes now is not available to others
                 rows.append((added.row.output_row if added.row.has_output else None, work))
+                scored.update(work.scored(added.row))
                 left -= added.row.num_rows
-        return rows
+        return rows, scored
 
     def _is_ready(self, work):
         """Whether all windows of its next row are there, perhaps since some of its tokens are to be computed again."""

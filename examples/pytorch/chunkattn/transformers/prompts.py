@@ -44,31 +44,31 @@ def _listed(table):
     return table.tolist() if hasattr(table, "tolist") else table
 
 
-def tokens_of(prompt, tokenizer, vocabulary):
+def tokens_of(prompt, tokenizer, vocabulary, name="prompt", least=1):
     """The tokens of a prompt: text, a list or array of tokens, or what a tokenizer gives."""
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise ValueError("prompt = text: expected token ids, or a Generator with a tokenizer")
+            raise ValueError(f"{name} = text: expected token ids, or a Generator with a tokenizer")
         prompt = tokenizer(prompt).input_ids
-    ids, mask = _ids_of(prompt, "prompt")
+    ids, mask = _ids_of(prompt, name)
     if mask is not None and not torch.as_tensor(mask).all():
-        raise ValueError("prompt.attention_mask = with zeros: expected a prompt without padding")
+        raise ValueError(f"{name}.attention_mask = with zeros: expected a {name} without padding")
     if ids is None:
-        raise ValueError("prompt = None: expected text or a list of tokens")
+        raise ValueError(f"{name} = None: expected text or a list of tokens")
     try:
         tensor = torch.as_tensor(list(ids) if isinstance(ids, range) else ids)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"prompt = {type(ids).__name__}: expected a list of tokens ({error})") from None
+        raise ValueError(f"{name} = {type(ids).__name__}: expected a list of tokens ({error})") from None
     if tensor.device.type == "meta":
-        raise ValueError("prompt = on device meta: expected tokens that have values")
+        raise ValueError(f"{name} = on device meta: expected tokens that have values")
     if tensor.dim() == 2 and tensor.shape[0] == 1:
         tensor = tensor[0]
     if tensor.dim() != 1:
-        raise ValueError(f"prompt.shape = {tuple(tensor.shape)}: expected the tokens of one text")
+        raise ValueError(f"{name}.shape = {tuple(tensor.shape)}: expected the tokens of one text")
     tokens = tensor.tolist()
     bad = [token for token in tokens if type(token) is not int or not 0 <= token < vocabulary]
-    if not tokens:
-        raise ValueError("prompt = []: expected one token at least")
+    if len(tokens) < least:
+        raise ValueError(f"{name} = []: expected one token at least")
     if bad:
-        raise ValueError(f"prompt = {bad[0]}: expected tokens from 0 to {vocabulary - 1}")
+        raise ValueError(f"{name} = {bad[0]}: expected tokens from 0 to {vocabulary - 1}")
     return tokens

@@ -80,6 +80,14 @@ class Work:
     def output(self):
         return self.request.outputs[self.choice]
 
+    def reuse(self):
+        """How it joins: keywords of Tree.insert()."""
+        return {}
+
+    def scored(self, added):
+        """Of its rows in a step, what asks for their logits beside its output: rows by who asks."""
+        return {}
+
     @property
     def wanted(self):
         rest = self.request.outputs[self.choice :] if self.splits else [self.output]
