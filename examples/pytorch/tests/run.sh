@@ -26,6 +26,18 @@ if [ ! -e "$folder/tools/complete" ]; then
   touch "$folder/tools/complete"
 fi
 
+# lm-evaluation-harness comes into an environment of its own, which sees the other one's packages.
+lm_eval=$folder/lm_eval
+if [ ! -e "$lm_eval/complete" ]; then
+  rm -rf "$lm_eval"
+  { "$python" -m venv "$lm_eval" &&
+    "$python" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+      >"$("$lm_eval/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/others.pth" &&
+    "$lm_eval/bin/python" -m pip --disable-pip-version-check -q install 'lm_eval>=0.4.13,<0.5' accelerate &&
+    touch "$lm_eval/complete"; } >"$folder/lm_eval.log" 2>&1 ||
+    echo "skipped: test_lm_eval: lm_eval could not be installed: $(tail -1 "$folder/lm_eval.log")"
+fi
+
 rm -rf "$folder/site"
 PYTHONPATH=$folder/tools pip install --no-deps --no-build-isolation --target "$folder/site" "$package" \
   -C build-dir="$folder/build" -C cmake.define.CHUNKATTN_PYTHON_HEAD_DIMS="64" \
@@ -34,4 +46,7 @@ PYTHONPATH=$folder/tools pip install --no-deps --no-build-isolation --target "$f
 cd "$package/tests"
 export PYTHONPATH=$folder/site PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 export CHUNKATTN_MODELS=${CHUNKATTN_MODELS:-$root/build/models}
-"$python" -m unittest test_attention test_transformers test_windows 2>&1 | grep -v '^\[transformers\]'
+"$python" -m unittest test_attention test_transformers test_windows test_scoring 2>&1 | grep -v '^\[transformers\]'
+if [ -e "$lm_eval/complete" ]; then
+  "$lm_eval/bin/python" -m unittest test_lm_eval 2>&1 | grep -v '^\[transformers\]'
+fi
