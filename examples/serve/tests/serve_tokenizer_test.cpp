@@ -172,6 +172,28 @@ TEST_CASE("SentencePiece merges the best pair first and spells the rest in bytes
         "plain\xff");
 }
 
+TEST_CASE("white space that is a token of its own is one in a chat, too, the longest first") {
+  SmallPieces small;
+  small.vocabulary.space_prefix = false;
+  small.add("\n", -9);
+  const int first = static_cast<int>(small.vocabulary.pieces.size());
+  SpecialTokens special;
+  for (const char* name : {"\n\n", "  ", "   ", "\n\n\n", "<a>"}) {
+    special.by_name.push_back(static_cast<int>(small.vocabulary.pieces.size()));
+    small.add(name, 0, SentencePiece::Kind::special);
+  }
+  const SentencePiece tokenizer(small.vocabulary, special);
+  const int a = small.id("a"), newline = small.id("\n");
+  for (const bool trusted : {false, true}) {
+    CHECK(encode(tokenizer, "a\n\na   a", trusted) == Tokens{a, first, a, first + 2, a});
+    CHECK(encode(tokenizer, "a\na", trusted) == Tokens{a, newline, a});
+    CHECK(encode(tokenizer, "\n\n\n\n\n", trusted) == Tokens{first + 3, first});
+    CHECK(encode(tokenizer, "   a  ", trusted) == Tokens{first + 2, a, first + 1});
+  }
+  CHECK(encode(tokenizer, "<a>", true) == Tokens{first + 4});
+  CHECK(encode(tokenizer, "<a>").size() == 3);
+}
+
 TEST_CASE("merging follows its order whatever the length, and not by squares") {
   // Of the letters of a text the leftmost best pair, again and again, by the simplest code there
   // is.

@@ -14,6 +14,16 @@ Tokenizer::Tokenizer(std::vector<std::string> pieces, SpecialTokens special)
   // Where one name begins another, the longer is meant.
   std::sort(special_.by_name.begin(), special_.by_name.end(),
             [this](int a, int b) { return piece(a).size() > piece(b).size(); });
+  for (const int token : special_.by_name)
+    by_first_byte_[static_cast<unsigned char>(piece(token)[0])].push_back(token);
+}
+
+int Tokenizer::named(std::string_view text, bool is_trusted) const {
+  for (const int token : by_first_byte_[static_cast<unsigned char>(text[0])])
+    if (text.starts_with(piece(token)) &&
+        (is_trusted || piece(token).find_first_not_of(" \t\r\n") == std::string::npos))
+      return token;
+  return -1;
 }
 
 bool Tokenizer::is_invisible(int token) const {
@@ -31,11 +41,8 @@ std::vector<int> Tokenizer::encode(std::span<const TextPart> parts) const {
   for (const TextPart& part : parts) {
     for (std::size_t at = 0; at < part.text.size();) {
       const std::string_view rest = std::string_view(part.text).substr(at);
-      const auto named =
-          part.trusted ? std::find_if(special_.by_name.begin(), special_.by_name.end(),
-                                      [&](int token) { return rest.starts_with(piece(token)); })
-                       : special_.by_name.end();
-      if (named == special_.by_name.end()) {
+      const int token = named(rest, part.trusted);
+      if (token < 0) {
         const std::size_t space = strips ? leading_space(rest) : 0;
         at += space;
         if (space > 0) continue;
@@ -44,11 +51,11 @@ std::vector<int> Tokenizer::encode(std::span<const TextPart> parts) const {
         continue;
       }
       close_text();
-      tokens.push_back(*named);
+      tokens.push_back(token);
       begins = true;
-      strips = std::find(special_.strips.begin(), special_.strips.end(), *named) !=
-               special_.strips.end();
-      at += piece(*named).size();
+      strips =
+          std::find(special_.strips.begin(), special_.strips.end(), token) != special_.strips.end();
+      at += piece(token).size();
     }
   }
   close_text();

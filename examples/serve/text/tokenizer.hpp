@@ -1,6 +1,7 @@
 // Text to tokens and back.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -13,7 +14,8 @@
 namespace serve {
 
 /// A part of a text. Only where it is trusted do the names of special tokens stand for these
-/// tokens: in templates and in plain prompts, never in what somebody says in a chat.
+/// tokens: in templates and in plain prompts, never in what somebody says in a chat. Those whose
+/// names are white space, as Gemma has for indentation and paragraphs, are text as any other.
 struct TextPart {
   std::string text;
   bool trusted = false;
@@ -75,10 +77,13 @@ class Tokenizer {
 
  private:
   [[nodiscard]] bool is_invisible(int token) const;
+  /// The special token whose name a text begins with, the longest; -1: none.
+  [[nodiscard]] int named(std::string_view text, bool is_trusted) const;
 
   std::vector<std::string> pieces_;
   SpecialTokens special_;
   std::vector<bool> invisible_;
+  std::array<std::vector<int>, 256> by_first_byte_;  // special_.by_name, the longer first
 };
 
 /// The tokenizer that a GGUF file brings. \throws FileError that names the key
