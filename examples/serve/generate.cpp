@@ -27,6 +27,7 @@ struct Arguments {
   ModelArguments model;
   std::vector<std::string> prompts;
   std::string prompts_file, sharing = "token", device = "cpu", parallel = "none";
+  std::string windows = "give-back";
   int max_tokens = 64, chunk_size = 64, chunks = 0, stagger = 5, step_tokens = 512;
   bool check = false;
 };
@@ -205,20 +206,28 @@ int print_texts(const std::vector<Job>& jobs, const std::vector<Request>& reques
 
 void print_stats(const Engine& engine, double seconds) {
   const EngineStats& stats = engine.stats();
-  const auto mib = [&](std::size_t chunks) {
-    return static_cast<double>(chunks * engine.bytes_per_chunk()) / (1 << 20);
+  const auto mib = [&](std::size_t chunks, std::size_t window_chunks) {
+    return static_cast<double>(chunks * engine.bytes_per_chunk() +
+                               window_chunks * engine.bytes_per_window_chunk()) /
+           (1 << 20);
   };
+  const double most = mib(stats.peak_chunks, stats.peak_window_chunks);
+  const double held = mib(stats.chunks, stats.window_chunks);
+  const double unshared = mib(stats.unshared_chunks, stats.unshared_chunks);
   const auto rate = [seconds](std::size_t tokens) {
     return static_cast<double>(tokens) / std::max(seconds, 1e-9);
   };
   fmt::print("\n{}  {} of {} tokens computed, {} from the tree\n", examples::bold("prompts"),
              stats.prompt_tokens - stats.cached_tokens, stats.prompt_tokens, stats.cached_tokens);
-  fmt::print("{}   {} chunks where {} tokens by themselves take {}\n", examples::bold("shared"),
-             stats.chunks, stats.unshared_tokens, stats.unshared_chunks);
-  fmt::print("{}      {:.2f} MiB, by themselves {:.2f}: {:.2f} times as much\n",
-             examples::bold("K/V"), mib(stats.chunks), mib(stats.unshared_chunks),
-             static_cast<double>(stats.unshared_chunks) /
-                 static_cast<double>(std::max<std::size_t>(stats.chunks, 1)));
+  fmt::print(
+      "{}   {} chunks where {} tokens by themselves take {}{}\n", examples::bold("shared"),
+      stats.chunks, stats.unshared_tokens, stats.unshared_chunks,
+      engine.bytes_per_window_chunk() == 0
+          ? ""
+          : fmt::format("; {} of layers with a window, for which {} tokens are computed again",
+                        stats.window_chunks, stats.window_tokens));
+  fmt::print("{}      {:.2f} MiB, by themselves {:.2f}: {:.2f} times as much; at most {:.2f}\n",
+             examples::bold("K/V"), held, unshared, unshared / std::max(held, 1e-9), most);
   fmt::print("{}    {} tokens generated in {:.2f} s: {:.0f}/s; {} through the model: {:.0f}/s\n",
              examples::bold("speed"), stats.generated_tokens, seconds, rate(stats.generated_tokens),
              stats.rows, rate(stats.rows));
@@ -256,6 +265,9 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.number("--chunks", "N", "chunks of K/V; 0: enough for all prompts", a.chunks, 0, 1 << 30);
   options.choice("--sharing", {"token", "chunk"}, "what is shared: any prefix, or whole chunks",
                  a.sharing);
+  options.choice("--windows", {"give-back", "keep"},
+                 "K/V behind the windows of a model's layers: is free again, or stays as all other",
+                 a.windows);
   options.choice("--device", {"cpu", "cuda"}, "where attention runs (cuda: in fp16)", a.device);
   options.choice("--parallel", {"none", "tensor"},
                  "tensor: heads and weights split over the processes of mpirun", a.parallel);
@@ -293,6 +305,7 @@ int generate_on(Communicator& ranks, const Arguments& arguments) {
   options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
   options.stop = loaded.tokenizer->stop_tokens();
   options.on_gpu = arguments.device == "cuda";
+  options.keeps_windows = arguments.windows == "keep";
   Products products(executor, kind, ranks);
   try_out(products, loaded.model);
   auto engine = make_engine(loaded.model, products, options);

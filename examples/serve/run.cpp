@@ -31,10 +31,11 @@ struct Arguments {
   ModelArguments model;
   HttpOptions http;
   ServiceOptions service;
-  std::string name, preempt = "swap", order = "fcfs";
+  std::string name, preempt = "swap", order = "fcfs", windows = "give-back";
   std::string tier_dir, tier_stored = "as-it-is";
   int tier_memory_mib = 0, tier_dir_mib = 10240;
-  int chunk_size = 64, chunks = 0, kv_mib = 512, swap_mib = 512, step_tokens = 512;
+  int chunk_size = 64, chunks = 0, window_chunks = 0, kv_mib = 512, swap_mib = 512;
+  int step_tokens = 512;
   int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
   int drain_seconds = 30;
   std::string kv_events, kv_topic = "kv-events", kv_form = "arrays";
@@ -56,6 +57,12 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.text("--name", "NAME", "of the model; else the file's", a.name);
   options.number("--kv-mib", "N", "MiB of K/V", a.kv_mib, 1, 1 << 30);
   options.number("--chunks", "N", "chunks of K/V; 0: as --kv-mib says", a.chunks, 0, 1 << 30);
+  options.choice("--windows", {"give-back", "keep"},
+                 "K/V behind the windows of a model's layers: is free again, or stays as all other",
+                 a.windows);
+  options.number("--window-chunks", "N",
+                 "chunks of K/V of layers with a window; 0: for a quarter of all tokens",
+                 a.window_chunks, 0, 1 << 30);
   options.number("--chunk-size", "N", "tokens of a chunk: 8, 16, 32 or 64", a.chunk_size, 8, 64);
   options.choice("--preempt", {"swap", "recompute"}, "what happens to K/V of a preempted request",
                  a.preempt);
@@ -126,12 +133,21 @@ std::string model_name(const Arguments& arguments) {
   return name;
 }
 
-std::size_t chunks_for(const Arguments& arguments, const Config& config, KvType kv) {
-  if (arguments.chunks > 0) return static_cast<std::size_t>(arguments.chunks);
-  const std::size_t bytes = static_cast<std::size_t>(2 * config.num_layers * config.kv_dim()) *
-                            static_cast<std::size_t>(arguments.chunk_size) *
-                            (kv == KvType::fp32 ? 4 : 2);
-  return std::max<std::size_t>((static_cast<std::size_t>(arguments.kv_mib) << 20) / bytes, 2);
+/// Chunks of K/V, as --kv-mib says where their numbers are not given.
+void set_chunks(const Arguments& arguments, const Config& config, EngineOptions& options) {
+  const std::size_t bytes = to_size(2 * config.kv_dim()) * to_size(arguments.chunk_size) *
+                            (options.kv == KvType::fp32 ? 4 : 2);
+  const std::size_t all = (static_cast<std::size_t>(arguments.kv_mib) << 20) / bytes;  // of a layer
+  const std::size_t layers = to_size(config.num_layers);
+  options.max_chunks = to_size(arguments.chunks);
+  if (!has_window_chunks(config, options)) {
+    if (arguments.chunks == 0) options.max_chunks = std::max<std::size_t>(all / layers, 2);
+    return;
+  }
+  options.max_window_chunks = to_size(arguments.window_chunks);
+  const WindowRoom room = window_room(config, options, all);
+  if (arguments.chunks == 0) options.max_chunks = room.chunks;
+  if (arguments.window_chunks == 0) options.max_window_chunks = room.window_chunks;
 }
 
 /// What K/V is computed with: the model's file, by its length and a part of each 64 KiB, and how it
@@ -173,7 +189,6 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.chunk_size = arguments.chunk_size;
   options.reduce = reduce_of(arguments.model);
   options.kv = kv_type(arguments.model, loaded.model);
-  options.max_chunks = chunks_for(arguments, loaded.model.config, options.kv);
   options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
   options.step_seconds = 0.1;
   options.stop = loaded.tokenizer->stop_tokens();
@@ -181,6 +196,8 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.preempt = arguments.preempt == "swap" ? Preempt::swap : Preempt::recompute;
   options.swap_bytes = static_cast<std::size_t>(arguments.swap_mib) << 20;
   options.tiers = tier_options(arguments, loaded.model);
+  options.keeps_windows = arguments.windows == "keep";
+  set_chunks(arguments, loaded.model.config, options);
   return options;
 }
 
@@ -289,9 +306,16 @@ int run(int argc, char** argv) {
   auto engine = make_engine(loaded.model, products, options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   fmt::print("{}    {}\n", examples::bold("model"), examples::wrapped(describe(loaded.model), 9));
-  fmt::print("{}      {} chunks of {} tokens, {:.0f} MiB; loaded in {:.1f} s\n",
-             examples::bold("K/V"), options.max_chunks, options.chunk_size,
-             static_cast<double>(options.max_chunks * engine->bytes_per_chunk()) / (1 << 20),
+  const std::string windows =
+      has_window_chunks(loaded.model.config, options)
+          ? fmt::format(", and {} of layers with a window of {}", options.max_window_chunks,
+                        loaded.model.config.window)
+          : "";
+  fmt::print("{}      {} chunks of {} tokens{}, {:.0f} MiB; loaded in {:.1f} s\n",
+             examples::bold("K/V"), options.max_chunks, options.chunk_size, windows,
+             static_cast<double>(options.max_chunks * engine->bytes_per_chunk() +
+                                 options.max_window_chunks * engine->bytes_per_window_chunk()) /
+                 (1 << 20),
              seconds.count());
 
   Served served;

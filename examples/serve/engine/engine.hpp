@@ -167,7 +167,11 @@ struct EngineOptions {
   chunkattn::CpuOptions::Reduce reduce = chunkattn::CpuOptions::Reduce::deterministic;
   KvType kv = KvType::fp32;
   std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is memory
-  std::size_t step_tokens = 512;  ///< tokens of a step, beside one for each that decodes
+  /// Layers with a window have K/V in chunks of their own, which are free again when the window has
+  /// moved on; with Mode::tree, on the CPU, without tiers. Else in those of all other layers.
+  bool keeps_windows = false;
+  std::size_t max_window_chunks = 0;  ///< of these; 0: as many as max_chunks
+  std::size_t step_tokens = 512;      ///< tokens of a step, beside one for each that decodes
   /// Fewer of them where a step would take longer than about this, but as many as a product is
   /// worth: how long one stalls the others. Infinite: by step_tokens alone, whatever the clock
   /// says.
@@ -198,12 +202,14 @@ struct TierCounts {
 /// Counts since the engine was made.
 struct EngineStats {
   int steps = 0;
-  std::size_t rows = 0;              ///< tokens that went through the model
-  std::size_t prompt_tokens = 0;     ///< of requests whose prompts are computed
-  std::size_t cached_tokens = 0;     ///< of these, found in the cache
-  std::size_t generated_tokens = 0;  ///< reported by events
-  std::size_t peak_sequences = 0;    ///< live in one step
-  std::size_t peak_chunks = 0;       ///< in use in one step, cache not counted
+  std::size_t rows = 0;                ///< tokens that went through the model
+  std::size_t prompt_tokens = 0;       ///< of requests whose prompts are computed
+  std::size_t cached_tokens = 0;       ///< of these, found in the cache
+  std::size_t generated_tokens = 0;    ///< reported by events
+  std::size_t peak_sequences = 0;      ///< live in one step
+  std::size_t peak_chunks = 0;         ///< in use in one step, cache not counted
+  std::size_t peak_window_chunks = 0;  ///< of layers with a window, cached windows too
+  std::uint64_t window_tokens = 0;     ///< found in the cache, and computed again for windows
   int preemptions = 0;
   int fruitless_preemptions = 0;    ///< the most of one sequence between two of its tokens
   int swaps = 0;                    ///< of these, with K/V copied to host memory
@@ -215,6 +221,7 @@ struct EngineStats {
   // In the step where live sequences had most tokens:
   std::size_t unshared_chunks = 0;  ///< that they would have held by themselves
   std::size_t chunks = 0;           ///< that were in use
+  std::size_t window_chunks = 0;    ///< of layers with a window, cached windows too
   std::size_t unshared_tokens = 0;  ///< of all live sequences, each counted by itself
   std::size_t distinct_tokens = 0;  ///< of these, what is shared counted once
   TierCounts tiers;
@@ -233,14 +240,22 @@ struct TreeSnapshot {
     std::uint64_t tenant = 0;
     std::vector<int> first_tokens;  ///< 16 at most
   };
+  /// Chunks of layers with a window.
+  struct Windows {
+    int keys = 0;                 ///< that a row sees; 0: there are no such chunks
+    std::size_t chunk_bytes = 0;  ///< of K/V of these layers
+    std::size_t chunks_used = 0, chunks_cached = 0, chunks_free = 0;
+    std::uint64_t evicted_chunks = 0;  ///< so far
+  };
   std::vector<Node> nodes;  ///< parents first
   std::size_t chunk_size = 0;
-  std::size_t chunk_bytes = 0;    ///< of K/V of all layers
+  std::size_t chunk_bytes = 0;    ///< of K/V of all layers, or of those without a window
   std::size_t chunks_used = 0;    ///< by live sequences
   std::size_t chunks_cached = 0;  ///< by nothing but cache
   std::size_t chunks_free = 0;
   std::uint64_t evicted_tokens = 0;  ///< so far
   bool has_tiers = false;            ///< see EngineStats::tiers
+  Windows windows;
 };
 
 /// Chunks' worth of tokens at the start of prompts whose K/V is there, asked of the tree by
@@ -280,6 +295,7 @@ class Engine {
   [[nodiscard]] virtual const EngineStats& stats() const = 0;
   [[nodiscard]] virtual TreeSnapshot snapshot() const = 0;
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;
+  [[nodiscard]] virtual std::size_t bytes_per_window_chunk() const { return 0; }
   /// The subscriber to what becomes cached and is evicted, called within calls of step(), cancel()
   /// and stop(). By default nothing is published.
   virtual void set_cache_sink(CacheSink) {}
@@ -291,6 +307,20 @@ class Engine {
   /// All of them, parents first. Takes long: for tests.
   [[nodiscard]] virtual std::vector<CachedChunk> cached_chunks() const { return {}; }
 };
+
+/// Whether K/V of a model's layers with a window has chunks of its own.
+[[nodiscard]] bool has_window_chunks(const Config& config, const EngineOptions& options);
+[[nodiscard]] std::size_t max_window_chunks(const EngineOptions& options);
+/// Chunks that such layers need at least.
+[[nodiscard]] std::size_t least_window_chunks(const Config& config, const EngineOptions& options);
+/// Options::max_chunks and max_window_chunks.
+struct WindowRoom {
+  std::size_t chunks = 0, window_chunks = 0;
+};
+/// Both for memory of so many chunks of a layer, together: those of the options as they are, others
+/// so that windows have a quarter of the tokens that the tree has, but two windows and a step.
+[[nodiscard]] WindowRoom window_room(const Config& config, const EngineOptions& options,
+                                     std::size_t layer_chunks);
 
 /// \throws std::invalid_argument for options that no engine is built for
 [[nodiscard]] std::unique_ptr<Engine> make_engine(const Model& model, Products& products,

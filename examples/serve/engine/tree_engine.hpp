@@ -26,6 +26,7 @@
 #include "cached_chunks.hpp"
 #include "engine.hpp"
 #include "engine_tiers.hpp"
+#include "engine_windows.hpp"
 #include "paged_view.hpp"
 #include "sampling.hpp"
 #include "step_budget.hpp"
@@ -49,8 +50,10 @@ class TreeEngine final : public Engine {
               {.sharing = options.mode == Mode::tree ? options.sharing
                                                      : chunkattn::TreeOptions::Sharing::chunk},
               retention_of(options.mode)),
+        windows_(make_windows(tree_, model.config, options)),
         attention_(make_attention(options.kv, tree_, model.config, products.executor(),
-                                  attention_options(options))),
+                                  attention_options(options),
+                                  windows_ ? &windows_->layers() : nullptr)),
         forward_(model, products),
         executor_(products.executor()),
         agreed_(products.ranks()),
@@ -63,6 +66,7 @@ class TreeEngine final : public Engine {
     if (options.on_gpu)
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
                                                        options.max_chunks + options.step_tokens);
+    if (windows_) windows_->set_cache(attention_->window_cache());
     tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_);
   }
   TreeEngine(const TreeEngine&) = delete;
@@ -158,6 +162,9 @@ class TreeEngine final : public Engine {
   [[nodiscard]] std::size_t bytes_per_chunk() const override {
     return on_gpu_ ? on_gpu_->bytes_per_chunk() : attention_->bytes_per_chunk();
   }
+  [[nodiscard]] std::size_t bytes_per_window_chunk() const override {
+    return attention_->bytes_per_window_chunk();
+  }
 
   [[nodiscard]] TreeSnapshot snapshot() const override {
     TreeSnapshot shot;
@@ -173,6 +180,14 @@ class TreeEngine final : public Engine {
     shot.chunks_free = options_.max_chunks - tree.used_chunks;
     shot.evicted_tokens = tree.evicted_tokens;
     shot.has_tiers = tiers_ != nullptr;
+    if (windows_) {
+      const auto windows = windows_->layers().stats();
+      shot.windows = {.keys = windows_->layers().options().window,
+                      .chunks_used = windows.used_chunks - windows.cached_chunks,
+                      .chunks_cached = windows.cached_chunks,
+                      .chunks_free = windows_->layers().options().max_chunks - windows.used_chunks,
+                      .evicted_chunks = windows.evicted_chunks};
+    }
     return shot;
   }
   void set_cache_sink(CacheSink sink) override {
@@ -201,6 +216,11 @@ class TreeEngine final : public Engine {
     // Several sequences name the same pages: one head at a time leaves them in the caches.
     if (options.mode == Mode::paged_prefix) attention.tuning.max_task_heads = 1;
     return attention;
+  }
+  static std::unique_ptr<EngineWindows<Tree>> make_windows(Tree& tree, const Config& config,
+                                                           const EngineOptions& options) {
+    if (!has_window_chunks(config, options)) return nullptr;
+    return std::make_unique<EngineWindows<Tree>>(tree, config.window, max_window_chunks(options));
   }
   static std::size_t chunks_alone(std::size_t tokens) {
     return (tokens + ChunkSize - 1) / ChunkSize;
@@ -334,7 +354,9 @@ class TreeEngine final : public Engine {
   std::optional<Sequence> try_join(Work& work, bool by_itself) {
     chunkattn::InsertOptions options = insert_options(work);
     const auto fits = [&] {
-      return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available();
+      return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available() &&
+             (!windows_ || live() == 0 ||
+              windows_->has_room(work.tokens, options, prefilling_, live()));
     };
     // Cached chunks that others have cut may cost more than they save; where no sequence is live,
     // it does not wait for that.
@@ -344,8 +366,9 @@ class TreeEngine final : public Engine {
     if (!work.swapped) return tree_.try_insert(work.tokens, options);
     work.swapped->options.name_space = options.name_space;
     work.swapped->options.max_reuse = options.max_reuse;
-    return std::visit([&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped); },
-                      attention_->cache());
+    return std::visit(
+        [&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped, companions()); },
+        attention_->cache());
   }
 
   /// The one that joined last of those without precedence is preempted. There is one: no more than
@@ -368,7 +391,9 @@ class TreeEngine final : public Engine {
     work.tokens = sequence.tokens();
     work.reached = std::max(work.reached, sequence.num_written());
     work.decodes = false;
-    if (options_.preempt == Preempt::swap) swap_out(sequence, work);
+    work.repeats_to = 0;
+    if (options_.preempt == Preempt::swap && attention_->bytes_per_chunk() > 0)
+      swap_out(sequence, work);
     waiting_.push_front(std::move(work));
   }
   void swap_out(Sequence& sequence, Work& work) {
@@ -376,17 +401,24 @@ class TreeEngine final : public Engine {
     const std::size_t tokens = written - std::min(sequence.num_shared(), written);
     std::visit(
         [&](auto* cache) {
-          std::size_t used = chunkattn::kv_bytes(*cache, tokens);
+          std::size_t used = chunkattn::kv_bytes(*cache, tokens) +
+                             (windows_ ? windows_->swapped_bytes(written) : 0);
           for (const Work& other : waiting_) used += other.swapped_bytes();
           if (used > options_.swap_bytes) {
             ++stats_.swaps_refused;
             return;
           }
-          work.swapped = chunkattn::swap_out(sequence, *cache);
+          work.swapped = chunkattn::swap_out(sequence, *cache, companions());
           ++stats_.swaps;
           stats_.swapped_tokens += tokens;
         },
         attention_->cache());
+  }
+
+  /// What travels with K/V that is swapped.
+  [[nodiscard]] chunkattn::KvCompanions<Sequence> companions() {
+    if (!windows_) return {};
+    return {windows_->companion()};
   }
 
   /// Those that are done leave; those whose prompts are computed decode from now on.
@@ -411,19 +443,19 @@ class TreeEngine final : public Engine {
   /// nothing can run.
   [[nodiscard]] bool try_step() {
     const bool waits = poll_loads();
-    Step step = tree_.begin_step();
-    if (!fill(step)) {
+    std::optional<Step> step = make_step();
+    if (!step) {
       if (!waits || !decoding_.empty()) return false;
       // All live ones wait for loads.
       std::this_thread::sleep_for(std::chrono::microseconds(200));
       return true;
     }
-    count_step(step);
+    count_step(*step);
     const auto start = std::chrono::steady_clock::now();
-    const auto rows = static_cast<std::size_t>(step.num_rows());
+    const auto rows = static_cast<std::size_t>(step->num_rows());
     const bool is_prefill = rows > 2 * decoding_.size();
     try {
-      compute(std::move(step));
+      compute(std::move(*step));
     } catch (const Abandoned&) {
       return true;
     }
@@ -446,8 +478,19 @@ class TreeEngine final : public Engine {
     return !loads_.empty();
   }
 
-  /// A token of all that decode; then parts of prompts as far as `step_tokens` allows.
-  bool fill(Step& step) {
+  /// A step with as many tokens as there is memory for; nothing where there is none for one of
+  /// each that decodes, or nothing can run.
+  std::optional<Step> make_step() {
+    if (windows_) windows_->resume(prefilling_);
+    for (std::size_t tokens = budget_.tokens();; tokens /= 2) {
+      Step step = tree_.begin_step();
+      if (!fill(step, tokens)) return std::nullopt;
+      if (!windows_ || windows_->has_room(step)) return step;
+      if (tokens == 0) return std::nullopt;
+    }
+  }
+  /// A token of all that decode; then parts of prompts, up to `tokens_left`.
+  bool fill(Step& step, std::size_t tokens_left) {
     in_step_.clear();
     logit_rows_.clear();
     scored_rows_.clear();
@@ -457,9 +500,9 @@ class TreeEngine final : public Engine {
       logit_rows_.push_back(static_cast<int>(i));
       add_rows(decoding_, i, static_cast<int>(decoding_.sequences[i].size()) - 1, 1);
     }
-    std::size_t tokens_left = budget_.tokens();
     for (std::size_t i = 0; i < prefilling_.size() && tokens_left > 0; ++i) {
       if (!loads_.empty() && loads_.contains(prefilling_.sequences[i].id())) continue;
+      if (windows_ && !windows_->is_ready(prefilling_.sequences[i])) continue;
       const LiveRequest& job = *prefilling_.works[i].job;
       const std::size_t most =
           job.scores_prompt() ? most_rows(prefilling_.sequences[i], job) : tokens_left;
@@ -485,14 +528,15 @@ class TreeEngine final : public Engine {
     return std::max(job.next_scored(), at) - at + most_scored_rows - scored_rows_.size();
   }
   void add_rows(Group& group, std::size_t i, int position, int rows) {
-    in_step_.push_back({&group.sequences[i], &group.works[i]});
-    stats_.recomputed += group.works[i].count_rows(static_cast<std::size_t>(position),
-                                                   static_cast<std::size_t>(rows));
+    in_step_.push_back({&group.sequences[i], &group.works[i], static_cast<std::size_t>(position),
+                        static_cast<std::size_t>(rows)});
     if (options_.mode != Mode::tree) paged_view_.add(group.sequences[i], position, rows);
   }
 
   void count_step(const Step& step) {
     ++stats_.steps;
+    for (const StepEntry& entry : in_step_)
+      stats_.recomputed += entry.work->count_rows(entry.position, entry.rows);
     stats_.rows += static_cast<std::size_t>(step.num_rows());
     stats_.peak_sequences = std::max(stats_.peak_sequences, live());
     const chunkattn::TreeStats tree = tree_.stats();
@@ -508,6 +552,7 @@ class TreeEngine final : public Engine {
     stats_.unshared_chunks = chunks;
     stats_.unshared_tokens = tokens;
     stats_.chunks = used;
+    stats_.window_chunks = windows_ ? windows_->layers().stats().used_chunks : 0;
     stats_.distinct_tokens = 0;
     chunkattn::for_each_node(tree_, 0, [&](const auto& node) {
       if (node.num_sequences > 0) stats_.distinct_tokens += static_cast<std::size_t>(node.length);
@@ -520,13 +565,15 @@ class TreeEngine final : public Engine {
     const std::vector<int> tokens = plan.tokens(), positions = plan.positions();
     chunkattn::LiveView view = plan;
     if (options_.mode != Mode::tree) view = paged_view_.over(plan);
+    const chunkattn::LiveView window_view = windows_ ? windows_->layers().view(plan) : view;
     check_step(agreed_.ranks(), tokens, positions, logit_rows_, tree_.stats());
     const auto logits_by = [&](Attention& attention) {
       return forward_.run(tokens, positions, logit_rows_,
                           [&](int layer, std::span<const float> q, std::span<const float> k,
                               std::span<const float> v, std::span<float> out) {
                             if (is_abandoned()) throw Abandoned();
-                            attention.run(layer, view, q, k, v, out);
+                            attention.run(layer, model_.config.is_local(layer) ? window_view : view,
+                                          q, k, v, out);
                           });
     };
     std::span<const float> logits = logits_by(*attention_);
@@ -536,6 +583,11 @@ class TreeEngine final : public Engine {
       compare(logits, expected);
     }
     stats_.plan_rebuilds = plan_.num_rebuilds();
+    if (windows_) {
+      const auto windows = windows_->layers().stats();
+      stats_.peak_window_chunks = windows.peak_used_chunks;
+      stats_.window_tokens = windows.recomputed_tokens;
+    }
     put_at_risk(0);
     score_prompts(logits);
     sample(std::move(step).finish(), logits);
@@ -593,7 +645,7 @@ class TreeEngine final : public Engine {
     for (const chunkattn::ScheduledSequence& row : finished.rows()) {
       const auto logits = all_logits.subspan(outputs_.size() * vocabulary, vocabulary);
       const auto position = static_cast<std::size_t>(row.position + row.num_rows);
-      auto [sequence, work] = in_step_[static_cast<std::size_t>(row.index)];
+      const auto [sequence, work, from, rows] = in_step_[static_cast<std::size_t>(row.index)];
       if (position == work->job->prompt_size) finish_prompt(*work);
       const int choices = std::exchange(work->splits, false) ? work->job->request.choices : 0;
       outputs_.push_back(choose(*work, logits, position));
@@ -670,7 +722,8 @@ class TreeEngine final : public Engine {
     if (!work.is_wanted()) return;
     if (live() + split_off_.size() < options_.max_sequences) {
       auto fork = prompt.try_fork();
-      if (fork && fork->try_append(std::span(&token, 1))) {
+      if (fork && fork->try_append(std::span(&token, 1)) &&
+          (!windows_ || windows_->resume_fork(*fork, work))) {
         work.decodes = true;
         split_off_.push(std::move(*fork), std::move(work));
         return;
@@ -684,6 +737,7 @@ class TreeEngine final : public Engine {
   const Model& model_;
   EngineOptions options_;
   Tree tree_;
+  std::unique_ptr<EngineWindows<Tree>> windows_;  // null: all K/V is in the tree's chunks
   std::unique_ptr<HostAttention> attention_;
   std::unique_ptr<Attention> on_gpu_;
   Forward forward_;
@@ -710,6 +764,7 @@ class TreeEngine final : public Engine {
   struct StepEntry {
     Sequence* sequence;
     Work* work;
+    std::size_t position, rows;
   };
   std::vector<StepEntry> in_step_;  // by ScheduledSequence::index
   std::vector<RequestId> at_risk_;

@@ -58,8 +58,10 @@ struct Work {
   std::vector<int> tokens;     ///< prompt and generated ones, while it waits
   std::uint64_t queue_id = 0;  ///< in the queue of Order::cache; 0: it is not there
   std::optional<chunkattn::SwappedSequence<std::int32_t>> swapped;
-  bool decodes = false;      ///< all but its last token is computed
-  int preempted = 0;         ///< times since its last token
+  bool decodes = false;  ///< all but its last token is computed
+  int preempted = 0;     ///< times since its last token
+  std::size_t repeats_to =
+      0;                     ///< positions before which it computes what the tree has, for windows
   std::size_t reached = 0;   ///< positions that were computed before it was preempted
   std::size_t computed = 0;  ///< tokens of the prompt that went through the model
   std::size_t cached = 0;    ///< the others, until an event has reported them
@@ -68,7 +70,12 @@ struct Work {
   /// False when everything it was for has ended.
   [[nodiscard]] bool is_wanted() const { return splits ? job->open > 0 : !job->has_ended(choice); }
   [[nodiscard]] bool has_precedence() const { return preempted >= most_preemptions; }
-  [[nodiscard]] std::size_t swapped_bytes() const { return swapped ? swapped->kv.size() : 0; }
+  [[nodiscard]] std::size_t swapped_bytes() const {
+    if (!swapped) return 0;
+    std::size_t bytes = swapped->kv.size();
+    for (const chunkattn::CompanionRows& rows : swapped->companions) bytes += rows.bytes.size();
+    return bytes;
+  }
 
   /// Rows [position, position + rows) are in a step. Returns how many of them are computed again.
   std::size_t count_rows(std::size_t position, std::size_t rows) {

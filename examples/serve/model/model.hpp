@@ -40,6 +40,11 @@ struct Config {
   [[nodiscard]] bool is_local(int layer) const {
     return window > 0 && (global_every == 0 || (layer + 1) % global_every != 0);
   }
+  [[nodiscard]] int num_local() const {
+    int count = 0;
+    for (int layer = 0; layer < num_layers; ++layer) count += is_local(layer) ? 1 : 0;
+    return count;
+  }
   [[nodiscard]] int kv_dim() const { return num_kv_heads * head_dim(); }
 };
 

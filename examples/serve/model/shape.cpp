@@ -65,6 +65,16 @@ Config read_shape(const std::string& name) {
     c.tied = json.value("tied", c.tied);
     c.norm_eps = json.value("norm_eps", c.norm_eps);
     c.rope_base = json.value("rope_base", c.rope_base);
+    const auto optional = [&](const char* field, int& value, int least) {
+      if (!json.contains(field)) return;
+      integer(field, value);
+      if (value < least)
+        throw FileError(name + ": " + field + " = " + std::to_string(value) +
+                        ": expected at least " + std::to_string(least));
+    };
+    optional("head_dim", c.head_size, 2);
+    optional("window", c.window, 1);
+    optional("global_every", c.global_every, 1);
   });
   check_shape(c, name,
               {"dim", "hidden_dim", "num_layers", "num_qo_heads", "num_kv_heads", "vocab_size",

@@ -65,6 +65,9 @@ class Leader final : public Engine {
   [[nodiscard]] std::size_t bytes_per_chunk() const override {
     return engine_->bytes_per_chunk() * static_cast<std::size_t>(ranks_.size());
   }
+  [[nodiscard]] std::size_t bytes_per_window_chunk() const override {
+    return engine_->bytes_per_window_chunk() * static_cast<std::size_t>(ranks_.size());
+  }
   void set_cache_sink(CacheSink sink) override { engine_->set_cache_sink(std::move(sink)); }
   void set_tier_sink(TierSink sink) override { engine_->set_tier_sink(std::move(sink)); }
   [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
@@ -101,6 +104,8 @@ void check_setup(Communicator& ranks, const Model& model, const EngineOptions& o
                       .add(static_cast<int>(options.sharing))
                       .add(static_cast<int>(options.kv))
                       .add(options.max_chunks)
+                      .add(options.keeps_windows)
+                      .add(options.max_window_chunks)
                       .add(options.step_tokens)
                       .add(static_cast<int>(options.mode))
                       .add(static_cast<int>(options.preempt))

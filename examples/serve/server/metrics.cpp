@@ -56,6 +56,9 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree, boo
     text.one("cached_prompt_tokens_total", "counter", "of these, found in the cache",
              c.cached_tokens);
     text.one("rows_total", "counter", "tokens that went through the model", c.engine.rows);
+    text.one("window_tokens_total", "counter",
+             "tokens that the cache had, and that were computed again for windows",
+             c.engine.window_tokens);
     text.one("tier_loaded_tokens_total", "counter", "tokens whose K/V came from tiers",
              c.engine.tiers.loaded_tokens);
   }
@@ -66,6 +69,17 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree, boo
   text.value("chunks{state=\"used\"}", tree.chunks_used);
   text.value("chunks{state=\"cached\"}", tree.chunks_cached);
   text.value("chunks{state=\"free\"}", tree.chunks_free);
+  text.about("window_chunks", "gauge", "chunks of K/V of layers with a window");
+  text.value("window_chunks{state=\"used\"}", tree.windows.chunks_used);
+  text.value("window_chunks{state=\"cached\"}", tree.windows.chunks_cached);
+  text.value("window_chunks{state=\"free\"}", tree.windows.chunks_free);
+  text.about("chunk_bytes", "gauge", "bytes of K/V of a chunk");
+  text.value("chunk_bytes{pool=\"chunks\"}", tree.chunk_bytes);
+  text.value("chunk_bytes{pool=\"window_chunks\"}", tree.windows.chunk_bytes);
+  text.one("evicted_tokens_total", "counter", "cached tokens that had to make room",
+           tree.evicted_tokens);
+  text.one("evicted_window_chunks_total", "counter", "cached chunks of windows that did",
+           tree.windows.evicted_chunks);
   text.one("steps_total", "counter", "forward passes", c.engine.steps);
   text.one("preemptions_total", "counter", "sequences that had to make room", c.engine.preemptions);
   text.one("swaps_total", "counter", "of these, copied to host memory", c.engine.swaps);

@@ -160,6 +160,7 @@ TreeSnapshot Service::snapshot() {
   return ask([](const Engine& engine) {
     TreeSnapshot tree = engine.snapshot();
     tree.chunk_bytes = engine.bytes_per_chunk();
+    tree.windows.chunk_bytes = engine.bytes_per_window_chunk();
     return tree;
   });
 }

@@ -35,6 +35,13 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
              {"loads_late", counts.loads_late},
              {"refused_blocks", counts.refused_blocks}};
   if (tree.has_tiers && rights.matches) tiers["loaded_tokens"] = counts.loaded_tokens;
+  const TreeSnapshot::Windows& pool = tree.windows;
+  Json windows;  // null: there are none
+  if (pool.keys > 0)
+    windows = {{"keys", pool.keys},        {"chunk_bytes", pool.chunk_bytes},
+               {"used", pool.chunks_used}, {"cached", pool.chunks_cached},
+               {"free", pool.chunks_free}, {"evicted", pool.evicted_chunks}};
+  if (pool.keys > 0 && rights.matches) windows["tokens"] = counters.engine.window_tokens;
   Json all{
       {"nodes", std::move(nodes)},
       {"nodes_left_out",
@@ -49,6 +56,7 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
       {"generated_tokens", counters.generated_tokens},
       {"evicted_tokens", tree.evicted_tokens},
       {"tiers", std::move(tiers)},
+      {"windows", std::move(windows)},
       {"preemptions", counters.engine.preemptions}};
   if (rights.matches) all["cached_tokens"] = counters.cached_tokens;
   if (!rights.failure.empty()) all["failure"] = rights.failure;
@@ -68,20 +76,24 @@ std::string chunks_json(const std::vector<CachedChunk>& chunks, std::size_t chun
 std::string loads_json(const ServiceCounters& counters, const TreeSnapshot& tree,
                        std::size_t max_requests, bool matches) {
   const std::size_t total = tree.chunks_used + tree.chunks_cached + tree.chunks_free;
+  const TreeSnapshot::Windows& windows = tree.windows;
   const auto share = [](auto part, auto whole) {
     return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   };
   const std::size_t running = counters.requests - std::min(counters.waiting, counters.requests);
-  nlohmann::json load{
-      {"dp_rank", 0},
-      {"num_running_reqs", running},
-      {"num_waiting_reqs", counters.waiting},
-      {"num_total_reqs", counters.requests},
-      {"num_used_tokens", tree.chunks_used * tree.chunk_size},
-      {"num_total_tokens", tree.chunks_used * tree.chunk_size},
-      {"max_total_num_tokens", total * tree.chunk_size},
-      {"token_usage", share(tree.chunks_used, total)},  // what is only cached makes room
-      {"max_running_requests", max_requests}};
+  nlohmann::json load{{"dp_rank", 0},
+                      {"num_running_reqs", running},
+                      {"num_waiting_reqs", counters.waiting},
+                      {"num_total_reqs", counters.requests},
+                      {"num_used_tokens", tree.chunks_used * tree.chunk_size},
+                      {"num_total_tokens", tree.chunks_used * tree.chunk_size},
+                      {"max_total_num_tokens", total * tree.chunk_size},
+                      // What is only cached makes room.
+                      {"token_usage", std::max(share(tree.chunks_used, total),
+                                               share(windows.chunks_used,
+                                                     windows.chunks_used + windows.chunks_cached +
+                                                         windows.chunks_free))},
+                      {"max_running_requests", max_requests}};
   if (matches) load["cache_hit_rate"] = share(counters.cached_tokens, counters.prompt_tokens);
   return nlohmann::json{{"dp_rank_count", 1}, {"loads", nlohmann::json::array({load})}}.dump();
 }

@@ -81,6 +81,9 @@ std::map<Key, Result> run_to_end(Engine& engine) {
 
 void check_snapshot(const TreeSnapshot& shot, const EngineOptions& options) {
   CHECK(shot.chunks_used + shot.chunks_cached + shot.chunks_free == options.max_chunks);
+  const TreeSnapshot::Windows& windows = shot.windows;
+  CHECK(windows.chunks_used + windows.chunks_cached + windows.chunks_free ==
+        (windows.keys > 0 ? max_window_chunks(options) : 0));
   std::map<int, std::uint64_t> tenants;
   for (const TreeSnapshot::Node& node : shot.nodes) {
     CHECK(node.tokens > 0);
@@ -98,6 +101,7 @@ void check_empty(Engine& engine, const EngineOptions& options) {
   const TreeSnapshot shot = engine.snapshot();
   check_snapshot(shot, options);
   CHECK(shot.chunks_used == 0);
+  CHECK(shot.windows.chunks_used == 0);
   if (options.mode == Mode::paged) CHECK(shot.chunks_cached == 0);
   for (const TreeSnapshot::Node& node : shot.nodes) CHECK(node.sequences == 0);
 }
@@ -169,13 +173,18 @@ std::map<Key, Result> serve_all(Engine& engine, const EngineOptions& options,
 
 TEST_CASE("in any company, each choice says what it says alone") {
   test::Random random(21);
-  Fixture fixture;
-  for (int round = 0; round < test::scaled(2); ++round) {
+  for (int round = 0; round < test::scaled(3); ++round) {
+    Config config = tiny;
+    if (round % 3 > 0) config.num_layers = 3, config.window = random.uniform(1, 40);
+    if (round % 3 == 1) config.global_every = 2;
+    CAPTURE(config.window);
+    Fixture fixture(config);
     const auto clients = random_clients(random, 24);
     const std::vector<int> ends{random.uniform(3, 59)};
     std::map<Key, Result> alone;
     EngineOptions plenty = fixture.options();
     plenty.stop = ends;
+    plenty.keeps_windows = true;
     for (const Client& client : clients) {
       const auto engine = fixture.engine(plenty);
       Request request = client.request;
@@ -193,6 +202,11 @@ TEST_CASE("in any company, each choice says what it says alone") {
         if (random.chance(0.5)) options.swap_bytes = to_size(random.uniform(0, 20000));
         if (random.chance(0.3)) options.sharing = chunkattn::TreeOptions::Sharing::chunk;
         if (random.chance(0.5)) options.order = Order::cache;
+        options.max_window_chunks = to_size(random.uniform(
+            static_cast<int>(std::min(least_window_chunks(config, options), options.max_chunks)),
+            static_cast<int>(options.max_chunks)));
+        CAPTURE(options.max_chunks);
+        CAPTURE(options.max_window_chunks);
         CAPTURE(static_cast<int>(mode));
         CAPTURE(static_cast<int>(preempt));
         const auto engine = fixture.engine(options);
