@@ -5,12 +5,13 @@
 // applied to the tree and to the model, and compared. This file has the model of a sequence and
 // what must hold between operations; engine_sim_faults.hpp what fails around the tree,
 // engine_sim_plan.hpp the device, engine_sim_steps.hpp the life of a step, engine_sim_ops.hpp what
-// becomes of sequences between steps, engine_sim_checkpoints.hpp states of recurrent layers,
-// engine_sim_handles.hpp moved-from objects and other threads, engine_sim_run.hpp the choice of
-// operations.
+// becomes of sequences between steps, engine_sim_values.hpp values of tokens,
+// engine_sim_checkpoints.hpp states of recurrent layers, engine_sim_handles.hpp moved-from objects
+// and other threads, engine_sim_run.hpp the choice of operations.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -128,6 +129,9 @@ class EngineSimBase {
   using Tree = PrefixTree<SimToken, ChunkSize, ShadowAllocator, Retention>;
   using Sequence = typename Tree::Sequence;
 
+  EngineSimBase(const EngineSimBase&) = delete;
+  EngineSimBase& operator=(const EngineSimBase&) = delete;
+  virtual ~EngineSimBase() = default;
   EngineSimBase(Choices& choices, const SimOptions& options, Counters& counters)
       : choices_(choices), options_(options), counters_(counters) {
     memory_.chunk_size = ChunkSize;
@@ -151,7 +155,9 @@ class EngineSimBase {
     std::vector<SimToken> tokens;     // known ones, then what the device has in reserved places
     std::vector<std::uint64_t> hash;  // of the path up to and including each of them
     std::vector<Place> places;
-    std::vector<std::uint8_t> done;  // surely written
+    std::vector<std::uint8_t> done;                   // surely written
+    std::array<std::vector<std::uint8_t>, 2> valued;  // of each column: slots with a value
+    bool has_joined = false;                          // so that what it found was looked at
     std::size_t known = 0;
     std::size_t computed = 0;  // end of what finished steps computed, reserved places included
     std::size_t findable = 0;  // tokens of the prompt that a match must find
@@ -228,11 +234,13 @@ class EngineSimBase {
     live.hash.push_back(extend_hash(p == 0 ? empty_hash(live.weights) : live.hash[p - 1],
                                     space_at(live.name_space, p, live.public_end), token));
     live.done.push_back(0);
+    for (auto& valued : live.valued) valued.push_back(0);
   }
   static void set_tokens(Live& live, std::span<const SimToken> tokens) {
     live.tokens.clear();
     live.hash.clear();
     live.done.clear();
+    for (auto& valued : live.valued) valued.clear();
     for (const SimToken token : tokens) push_token(live, token);
     live.known = tokens.size();
   }
@@ -240,6 +248,7 @@ class EngineSimBase {
     live.tokens.resize(length);
     live.hash.resize(length);
     live.done.resize(length);
+    for (auto& valued : live.valued) valued.resize(length);
     live.computed = std::min(live.computed, length);
     if (live.places.size() > length) live.places.resize(length);
   }
@@ -297,11 +306,14 @@ class EngineSimBase {
       check_handle(live);
       check_places(live);
       check_written(live);
+      check_values(live);
     } catch (const std::logic_error&) {
       look_at(live);
       throw;
     }
   }
+  /// Of columns beside the tree, where it has some.
+  virtual void check_values(Live&) {}
   /// For the report of a failure.
   void look_at(const Live& live) {
     std::string done, places;

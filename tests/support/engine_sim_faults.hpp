@@ -3,6 +3,7 @@
 // that is not free or does not exist.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -56,6 +57,13 @@ class EngineSimFaults : public EngineSimBase<Retention, ChunkSize> {
   /// In the last attempt the allocator had no chunk, though it had said so.
   bool had_none_ = false;
   std::unordered_set<std::uint64_t> remembered_;  // paths that an unbounded cache must still have
+  /// Of these, those whose last token has a value in each column.
+  std::array<std::unordered_set<std::uint64_t>, 2> remembered_values_;
+  /// Cache had to go.
+  void forget_cache() {
+    remembered_.clear();
+    for (auto& values : remembered_values_) values.clear();
+  }
 
  private:
   /// Calls it with a fault to come; which one came, if it failed.
@@ -94,7 +102,7 @@ class EngineSimFaults : public EngineSimBase<Retention, ChunkSize> {
     expect(!lied() || kind == Lie::spent, "what is no free chunk is refused");
     had_none_ = lied();
     if (had_none_) {
-      remembered_.clear();  // cache had to go
+      forget_cache();
       count("allocator had none after all");
     }
     return nullptr;

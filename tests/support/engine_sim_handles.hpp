@@ -185,6 +185,7 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
     refused([&] { empty.clear(); });
     refused([&] { check_invariants(empty); });
     refused([&] { Checkpoints<Tree>(empty, {.max_count = 1}); });
+    refused([&] { Annotations<Tree, int>{empty}; });
     for (const LivePtr& live : live_) expect(live->handle.is_live(), "handles follow the tree");
     this->check_views();
     move_to_itself(moved);

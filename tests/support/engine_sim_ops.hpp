@@ -17,13 +17,13 @@
 
 #include "chunkattn/cache/admission.hpp"
 #include "chunkattn/transfer/transfer.hpp"
-#include "tests/support/engine_sim_steps.hpp"
+#include "tests/support/engine_sim_values.hpp"
 
 namespace test {
 
 template <class Retention, int ChunkSize>
-class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
-  using Base = EngineSimSteps<Retention, ChunkSize>;
+class EngineSimOps : public EngineSimValues<Retention, ChunkSize> {
+  using Base = EngineSimValues<Retention, ChunkSize>;
 
  public:
   using Base::Base;
@@ -187,6 +187,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       live.public_end = std::min(live.public_end, s.options().public_length);
       const std::vector<SimToken> tokens = live.tokens;
       this->set_tokens(live, tokens);
+      live.has_joined = true;  // perhaps beside what the cache has
     }
     std::size_t cached = o.share_pending ? found.cached : shared - shared % u;
     std::fill_n(live.done.begin(), cached, 1);
@@ -373,6 +374,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       return;
     for (std::size_t p = 0; p < live.findable && live.done[p]; ++p)
       remembered_.insert(live.hash[p]);
+    std::size_t end = 0;
+    while (end < live.findable && live.done[end]) ++end;
+    this->remember_values(live, end);
   }
 
   // ---- fork ----------------------------------------------------------------------------------
@@ -436,6 +440,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
           expect(same, "what is computed is not computed again");
       }
     });
+    this->inherit(twin, from, 0, length);
+    twin.has_joined = true;
     return this->adopt(std::move(twin), std::move(s));
   }
 
@@ -499,6 +505,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     copy.hash = live.hash;
     copy.places = live.places;
     copy.done = live.done;
+    copy.valued = live.valued;
     copy.known = live.known;
     copy.findable = live.findable;
     copy.public_end = live.public_end;
@@ -648,8 +655,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     remember(*live);
     ShadowCache cache{&memory_};
     log("swap out " + name(*live));
-    if (!this->attempt("swap_out",
-                       [&] { swapped.data = chunkattn::swap_out(live->handle, cache); }))
+    if (!this->attempt("swap_out", [&] {
+          swapped.data = chunkattn::swap_out(live->handle, cache, this->columns());
+        }))
       return;
     swapped.model = snapshot(*live);
     this->forget(live);
@@ -677,7 +685,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const auto found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
     const TreeStats before = tree_->stats();
     std::optional<Sequence> s;
-    if (!this->attempt("resume", [&] { s = chunkattn::resume(*tree_, cache, swapped.data); }))
+    if (!this->attempt(
+            "resume", [&] { s = chunkattn::resume(*tree_, cache, swapped.data, this->columns()); }))
       return;
     log("resume " + text(swapped.data.written) + " of " + text(swapped.data.tokens.size()) +
         (s ? " as #" + text(this->last_uid_ + 1) : ", failed"));
@@ -693,6 +702,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     live.findable = live.known - live.known % this->unit();
     const std::size_t written = s->num_written();
     const bool outdated = swapped.model.weights != this->weights_;
+    if (!outdated && written >= swapped.data.shared)
+      this->inherit(live, swapped.model, swapped.data.shared,
+                    std::min(written, swapped.data.written));
     if (outdated) count("resume after clear");
     const bool lost = found.cached < swapped.data.shared;  // by those that had it, too
     if (lost) count("resume without what was shared");

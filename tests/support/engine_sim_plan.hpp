@@ -47,6 +47,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     bool has_output = false, drafts_known = false;
     std::uint32_t drops = 0;  // of the sequence, when it was added
     std::vector<SimDraft> tree{};
+    std::vector<std::uint64_t> rows{};  // paths of those before the drafts that counted at the end
 
     [[nodiscard]] std::int32_t num_drafts() const {
       return tree.empty() ? drafts : static_cast<std::int32_t>(tree.size());

@@ -40,6 +40,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   void operate() {
     if (!wire_.connected() && one_in(100)) connect_events();
     const TreeStats before = tree_->stats();
+    this->begin_values();
     choose();
     if (one_in(3)) this->use_tiers();
     if (this->any_void()) this->check_views();
@@ -85,6 +86,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     stats = tree_->stats();
     expect(stats.used_chunks == 0 && stats.nodes == 1 && stats.leaving_sequences == 0,
            "clear() forgets everything");
+    this->check_no_values();
     expect(options_.budget == max_pool_chunks || tree_->chunks_available() == options_.budget,
            "every chunk is back");
     nothing_grows();
@@ -143,7 +145,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   }
 
   void choose() {
-    const std::size_t kind = below(110);
+    const std::size_t kind = below(118);
     if (live_.empty() || (kind < 10 && live_.size() < options_.max_live)) {
       one_in(12) ? this->admit() : this->insert();
     } else if (kind < 20) {
@@ -170,8 +172,18 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
       part_of_a_step();
     } else if (kind < 102) {
       this->move_something();
-    } else {
+    } else if (kind < 110) {
       this->checkpoint();
+    } else {
+      std::vector<SimToken> prompt = this->random_prompt();
+      InsertOptions o = this->random_options(prompt.size());
+      if (one_in(2)) {  // as a live one begins
+        const Live& like = *this->any_live();
+        prompt.assign(like.tokens.begin(),
+                      like.tokens.begin() + static_cast<std::ptrdiff_t>(1 + below(like.known)));
+        o = {.name_space = like.name_space, .public_length = like.public_end};
+      }
+      this->annotate(prompt, this->model_of(prompt, o), o);
     }
   }
 
@@ -428,7 +440,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     expired_ = time_;
     log("expire at " + text(time_) + ": " + text(tokens));
     if (tokens == 0) return;
-    this->remembered_.clear();
+    this->forget_cache();
     count("expired");
     if (unused >= options_.ttl && pins_.empty())
       expect(tree_->stats().retained_chunks == 0, "what was cached for so long has gone");
@@ -443,7 +455,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     for (const auto& pin : pins_) expect(pin.handle.size() == 0, "clear() ends pins");
     if (one_in(2)) pins_.clear();
     for (const LivePtr& live : live_) live->findable = 0;
-    this->remembered_.clear();
+    this->forget_cache();
     const auto found = tree_->match_prefix(this->random_prompt(), {});
     expect(found.cached + found.pending == 0, "nothing is found after clear()");
     count("clear");
@@ -468,6 +480,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     for (auto& step : finished_)
       expect_refused([&] { (void)step->finished->rows(); }, "an orphaned step");
     for (const auto& pin : pins_) expect(pin.handle.size() == 0, "an orphaned pin");
+    this->check_orphans();
     count("tree destroyed first");
   }
 

@@ -315,6 +315,8 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       }
       --live.steps;
       live.computed = std::max(live.computed, static_cast<std::size_t>(entry.end()));
+      entry.rows.assign(live.hash.begin() + entry.begin,
+                        live.hash.begin() + entry.output_position());
       if (!live.gone) this->mark_done(live, live.computed);
     }
     step.state = State::finished;

@@ -118,7 +118,8 @@ class SlotValues final : public NodeObserver {
                                     std::int32_t) { forget(c, offset, count); });
   }
   void on_copy(NodeIndex from, NodeIndex to, std::int32_t count) noexcept override {
-    copy(from, to, count);
+    if (core_.topology.node(from).name_space == core_.topology.node(to).name_space)
+      copy(from, to, count);  // else what was public is the tenant's own now
   }
   void on_merge(NodeIndex duplicate, NodeIndex target) noexcept override {
     copy(duplicate, target, core_.topology.node(duplicate).length);
