@@ -50,9 +50,13 @@ void bind_groups(nb::module_& module) {
           "__init__",
           [](Groups* memory, Tree& tree, const nb::dict& windows) {
             std::vector<WindowedLayers::Options> options;
-            for (const auto& [window, max_chunks] : windows)
-              options.push_back({.window = nb::cast<std::int32_t>(window),
-                                 .max_chunks = nb::cast<std::size_t>(max_chunks)});
+            for (const auto& [window, max_chunks] : windows) {
+              WindowedLayers::Options& of_group = options.emplace_back();
+              if (!nb::try_cast(window, of_group.window) ||
+                  !nb::try_cast(max_chunks, of_group.max_chunks))
+                refuse("windows", nb::cast<std::string>(nb::repr(windows)),
+                       "of each window, the most chunks of its group");
+            }
             new (memory) Groups(tree, options);
           },
           "tree"_a, "windows"_a, nb::keep_alive<1, 2>())

@@ -7,6 +7,7 @@ import contextlib
 import io
 import pathlib
 import random
+import threading
 import unittest
 import unittest.mock
 
@@ -197,6 +198,9 @@ class WindowsTest(unittest.TestCase):
                 Generator(model, kv_bytes=9)
         with self.assertRaisesRegex(ValueError, "typical_length = 0: expected at least 1"):
             Generator(model, typical_length=0)
+        for window in [1, 2, 64, 65, 66, *(draw.randrange(1, 1000) for _ in range(9))]:
+            touched = [(begin + window - 1) // 64 + 1 for begin in range(64)]
+            self.assertEqual(budget.chunks_of_window(window), max(touched))
         unbounded = make("gemma3", 40000)  # longer than any text
         self.assertEqual(Generator(unbounded, check=False).tree.windows, [])
 
@@ -215,6 +219,33 @@ class WindowsTest(unittest.TestCase):
         self.assertEqual(set(made), {None} | {window for window in windows if window in (20, 300)})
         self.assertEqual([of_size.window for of_size, _ in memory.layers_of_slot],
                          [window if window in (20, 300) else None for window in windows])  # fmt: skip
+
+    def test_rows_left(self):
+        """So many rows of a prompt always have a view, beside what is in the step."""
+        draw = self.draw()
+        for _ in range(20):
+            memory = Memory([layers.Slot(None, "", 1, layers.Geometry(1, 64, 64, 1.0), window, None, False)
+                             for window in (20, 200)], "float32", chunkattn.Threads(1), {}, 1000)  # fmt: skip
+            tree, plan = chunkattn.Tree(300), chunkattn.Plan()
+            counts = {20: draw.randrange(4, 20), 200: draw.randrange(4, 20)}
+            memory.allocate(tree, counts)
+            texts = [tree.insert([i] * 4000) for i in range(4)]
+            for text in texts:
+                memory.windows.resume(text)
+            for _ in range(3):
+                free = min(group.chunks_available for group in memory.windows)
+                step = tree.begin_step()
+                for text in texts:
+                    left = memory.rows_left(step)
+                    self.assertEqual(left, max(0, (free - 1) * 64 + 1))
+                    if left == 0:
+                        break
+                    rows = draw.choice([left, draw.randrange(1, left + 1)])
+                    row = step.add(text, rows).row
+                    free -= -(-(row.position + row.num_rows) // 64) + -row.position // 64  # whole chunks are new
+                memory.views(plan.build(step))
+                step.finished()
+        self.assertGreater(Memory([], "float32", chunkattn.Threads(1), {}, 0).rows_left(None), 1 << 30)
 
     def test_what_is_held(self):
         """Of a text that decodes, no more than its window; both pools are shown."""
@@ -296,6 +327,76 @@ class BindingTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "sequence = of another tree"):
             layers.is_ready(other.insert([1]))
 
+    def test_groups(self):
+        """Admitted and resumed as one."""
+        tree, plan = chunkattn.Tree(100), chunkattn.Plan()
+        for wrong in ({"a": 5}, {20: -1}, {20: None}):
+            with self.subTest(wrong), self.assertRaisesRegex(ValueError, "windows = .*: expected of each window, the"):
+                chunkattn.WindowedGroups(tree, wrong)
+        with self.assertRaisesRegex(ValueError, "window = 0: expected at least 1 key"):
+            chunkattn.WindowedGroups(tree, {20: 5, 0: 5})
+        groups = chunkattn.WindowedGroups(tree, {20: 4, 100: 7})
+        self.assertEqual([(group.window, group.max_chunks) for group in groups], [(20, 4), (100, 7)])
+        self.assertEqual(tree.windows, list(groups))
+        with self.assertRaises(IndexError):
+            groups[2]
+        text = list(range(400))
+        self.assertEqual(groups.chunks_needed(text, 64), [3, 4])
+        self.assertIsNone(groups.try_insert(text, 256))  # the first group has no room for such steps
+        self.assertEqual(tree.stats()["live_sequences"], 0)
+        sequence = groups.try_insert(text, 64, tenant=3)
+        waits = groups.try_insert(text + [1], 64, tenant=3)
+        self.assertEqual((groups.is_ready(sequence), groups.is_ready(waits)), (True, False))
+        with self.assertRaisesRegex(ValueError, r"num_pending\(\) = 400: expected 0"):
+            groups.resume(waits)
+        while sequence.num_uncomputed:
+            step = tree.begin_step()
+            step.add(sequence, 64)
+            self.assertTrue(groups.has_room(step))
+            view = plan.build(step)
+            near = [group.view(view) for group in groups]
+            self.assertEqual([v.num_rows for v in near], [view.num_rows] * 2)
+            step.finished()
+        self.assertEqual(groups.resume(waits), 400)
+        self.assertEqual((groups.find(text + [2], tenant=3), groups.find(text + [2])), (400, 0))
+        step = tree.begin_step()
+        step.add(waits)
+        wide = tree.insert(range(1000, 1300))
+        groups.resume(wide)
+        step.add(wide)
+        self.assertFalse(groups.has_room(step))
+        step.cancel()
+        none = chunkattn.WindowedGroups(tree, {})
+        self.assertEqual((len(none), none.chunks_needed(text, 9), len(none.try_insert(text, 9))), (0, [], 400))
+
+    def test_plans_that_are_read(self):
+        """While a kernel reads a plan's arrays, they are not made again."""
+        tree, plan = chunkattn.Tree(100), chunkattn.Plan()
+        near = chunkattn.WindowedLayers(tree, 2000, 100)
+        sequence = tree.insert(range(2000))
+        near.resume(sequence)
+        step = tree.begin_step()
+        step.add(sequence)
+        view = plan.build(step)
+        near_view = near.view(view)
+        attention = chunkattn.Attention(64, threads=1)
+        cache = attention.make_cache(near, "float32", 1, 8)
+        rows, out = torch.randn(2000, 8, 64), torch.empty(2000, 8, 64)
+        attention.write(cache, 0, near_view, rows, rows)
+        attention.run(cache, 0, near_view, rows, out, window=2000)
+        again = torch.empty_like(out)
+        thread = threading.Thread(target=attention.run, args=(cache, 0, near_view, rows, again), kwargs={"window": 2000})
+        refusals = []
+        thread.start()
+        while thread.is_alive():
+            try:
+                near.view(view)
+            except ValueError as error:
+                refusals.append(str(error))
+        thread.join()
+        self.assertEqual(set(refusals), {"plan = in use: expected one that no kernel is reading"})
+        self.assertTrue(torch.equal(again, out))
+
     def test_lifetimes(self):
         """A view keeps its group, a group its tree; a tree keeps no group."""
         tree = chunkattn.Tree(100)
@@ -312,7 +413,8 @@ class BindingTest(unittest.TestCase):
         step.finished()
         del near
         self.assertEqual(tree.windows, [])
-        layers = chunkattn.WindowedLayers(tree, 20, 30)
+        layers = chunkattn.WindowedGroups(tree, {20: 30})[0]
+        self.assertEqual(tree.windows, [layers])
         del tree, sequence, step
         self.assertEqual(layers.stats()["used_chunks"], 0)
         self.assertIn("window 20", repr(layers))
