@@ -299,6 +299,53 @@ TEST_CASE("a fork has what its copies bring") {
   CHECK(model.layers.is_ready(early));
 }
 
+TEST_CASE("what a fork is to copy stays until it is copied") {
+  using Tree = PrefixTree<int, 16>;
+  for (const std::size_t max_chunks : {2, 3}) {
+    Tree tree({}, {.min_run = 16});
+    WindowedLayers<Tree> layers(tree, {.window = 4, .max_chunks = max_chunks});
+    AttentionPlan plan;
+    const auto step_of = [&](auto& sequence) {
+      auto step = tree.begin_step();
+      REQUIRE(step.add(sequence, 16));
+      const auto view = plan.build(step);
+      const int copies = layers.view(view).num_copies;
+      auto finished = std::move(step).finish();
+      for (const auto& row : finished.rows()) finished.commit(row, 1);
+      return copies;
+    };
+    auto one = tree.insert(test::iota(0, 37));
+    layers.resume(one);
+    while (one.size() < 52) step_of(one);
+    // The chunk of 32 to 47 is cached, for the end of the prompt; that of 48 to 50 is held.
+    REQUIRE(layers.stats().used_chunks == 2);
+    REQUIRE(layers.stats().cached_chunks == 1);
+    auto twin = one.fork(44);
+    REQUIRE(twin.num_shared() == 37);
+    const auto end = layers.window_end(twin, Tree::Sequence::whole);
+    REQUIRE(end == 43);
+    if (max_chunks == 2) {
+      CHECK_THROWS_AS((void)layers.resume(twin), const OutOfChunks&);
+      CHECK(layers.window_end(twin, Tree::Sequence::whole) == end);
+      CHECK(layers.stats().cached_chunks == 1);
+      continue;
+    }
+    layers.resume(twin);
+    CHECK(layers.stats().cached_chunks == 0);
+    auto other = tree.insert(test::iota(100, 5));
+    layers.resume(other);
+    {
+      auto step = tree.begin_step();
+      REQUIRE(step.add(other));
+      const auto view = plan.build(step);
+      CHECK_THROWS_AS((void)layers.view(view), const OutOfChunks&);
+    }
+    CHECK(step_of(twin) == 7);  // of 37 to 43
+    CHECK(layers.window_end(twin, Tree::Sequence::whole) == 44);
+    CHECK(layers.stats().cached_chunks == 1);
+  }
+}
+
 TEST_CASE("copies are made by the first step that runs, whoever has left") {
   using Tree = PrefixTree<int, 16>;
   test::Random random(10);

@@ -34,7 +34,7 @@ class WindowCopies {
   }
   /// Calls f(const PendingCopy&) for those into a chunk of the tree, maybe more than once.
   template <class F>
-  void for_each(const TreeCore& core, ChunkIndex into, const F& f) const noexcept {
+  void for_each(const TreeCore& core, ChunkIndex into, const F& f) const {
     std::int32_t left = core.chunk_table[into].pending_copies;
     if (left > 0 && to_size(into) < first_.size()) {
       std::size_t end = size_;

@@ -58,8 +58,8 @@ class WindowGroup final : public NodeObserver {
     return to_size(s) < holds_.size() && holds_[to_size(s)].covers(core_.sequences[s].cursor);
   }
   /// Holds the window before a position for a sequence that is to be computed from there on, until
-  /// commit_resume() or cancel_resume(). False, with nothing changed, where chunks are missing for
-  /// rows that a fork's copies are to fill.
+  /// commit_resume() or cancel_resume(); and what copies are to bring of it, until it has run a
+  /// step. False, with nothing changed, where chunks are missing.
   bool prepare_resume(SequenceIndex s, std::int32_t position) {
     if (to_size(s) >= holds_.size()) holds_.resize(to_size(s) + 1);
     wanted_.clear();
@@ -68,6 +68,11 @@ class WindowGroup final : public NodeObserver {
                  [&](ChunkIndex c, std::int32_t, std::int32_t count, std::int32_t at) {
                    wanted_.push_back({c, no_chunk, at, at + count});
                  });
+    const std::size_t count = wanted_.size();
+    for (std::size_t i = 0; i < count; ++i)
+      search_.for_each_source(wanted_[i].of_tree,
+                              [&](const RowCopy& rows) { wanted_.push_back({rows.source_chunk}); });
+    std::rotate(wanted_.begin(), wanted_.begin() + count, wanted_.end());
     holds_[to_size(s)].parts.reserve(wanted_.size());
     return take_wanted();
   }
@@ -321,8 +326,10 @@ class WindowGroup final : public NodeObserver {
   }
   // The window before a position stays cached.
   void keep(const Hold& hold, std::int32_t position) noexcept {
+    const std::int32_t begin = begin_of(position);
+    if (begin == position) return;  // a row that reads none before it
     for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
-      if (hold.parts[i].end > begin_of(position) && hold.parts[i].begin < position)
+      if (hold.parts[i].end > begin && hold.parts[i].begin < position)
         chunks_.keep(hold.parts[i].chunk);
   }
   // The entry's rows have run.

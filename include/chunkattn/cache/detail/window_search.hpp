@@ -63,6 +63,15 @@ class WindowSearch {
     const ChunkIndex c = of_tree == no_chunk ? no_chunk : chunks_.find(of_tree);
     return c != no_chunk && chunks_.num_holds(c) > 0;
   }
+  /// Calls f(const RowCopy&) for copies into a chunk of the tree that no step has yet, from chunks
+  /// that the group has; maybe more than once.
+  template <class F>
+  void for_each_source(ChunkIndex of_tree, const F& f) const {
+    copies_.for_each(core_, of_tree, [&](const PendingCopy& copy) {
+      if (copy.step != 0 && !core_.steps.is_void(copy.step)) return;
+      if (chunks_.find(copy.rows.source_chunk) != no_chunk) f(copy.rows);
+    });
+  }
   /// Of the available chunks, those that a prompt takes at most, from where it is resumed until it
   /// is computed.
   /// \param match     what insert() shares of it
@@ -146,13 +155,12 @@ class WindowSearch {
   [[nodiscard]] std::uint64_t copied(ChunkIndex of_tree,
                                      const WindowChunks::Slots& slots) const noexcept {
     std::uint64_t bits = 0;
-    copies_.for_each(core_, of_tree, [&](const PendingCopy& copy) {
-      const ChunkIndex from = chunks_.find(copy.rows.source_chunk);
-      if (from == no_chunk || (copy.step != 0 && !core_.steps.is_void(copy.step))) return;
-      for (std::int32_t i = 0; i < copy.rows.length; ++i) {
-        const std::int32_t to = copy.rows.target_begin + i;
+    for_each_source(of_tree, [&](const RowCopy& rows) {
+      const ChunkIndex from = chunks_.find(rows.source_chunk);
+      for (std::int32_t i = 0; i < rows.length; ++i) {
+        const std::int32_t to = rows.target_begin + i;
         if (to >> 6 == slots.word &&
-            chunks_.written(WindowChunks::slot(from, copy.rows.source_begin + i)) != 0)
+            chunks_.written(WindowChunks::slot(from, rows.source_begin + i)) != 0)
           bits |= std::uint64_t{1} << (to & 63);
       }
     });
