@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "tests/support/window_engine_rounds.hpp"
+
 using namespace chunkattn;
 using test::PlainAttention;
 using test::WindowEngine;
@@ -18,14 +20,11 @@ void run(test::WindowCounts& seen, const WindowModel& model, std::uint64_t strea
   WindowEngine<ChunkSize, PlainAttention> engine(model, stream);
   for (int i = 0; i < operations; ++i) engine.operate();
   engine.finish();
-  seen.resumed_early += engine.counts().resumed_early;
-  seen.rejected += engine.counts().rejected;
-  seen.lost += engine.counts().lost;
-  seen.copies += engine.counts().copies;
+  seen.add(engine.counts());
 }
 
 TEST_CASE("a random engine gives each row its window") {
-  const int n = test::scaled(3000);
+  const int n = test::scaled(1500);
   test::WindowCounts seen;
   run<16>(seen, {.windows = {40}, .max_chunks = 110, .max_window_chunks = 60}, 1, n);
   run<16>(seen, {.windows = {100, 7}, .max_chunks = 150, .max_window_chunks = 90}, 2, n);
@@ -48,10 +47,16 @@ TEST_CASE("a random engine gives each row its window") {
            .max_window_chunks = 60,
            .tree = {.sharing = TreeOptions::Sharing::chunk}},
           8, n);
+  for (std::uint64_t round = 1; round <= 10; ++round) test::run_window_round(seen, round, n);
   CHECK(seen.resumed_early > 0);
   CHECK(seen.rejected > 0);
   CHECK(seen.lost > 0);
   CHECK(seen.copies > 0);
+  CHECK(seen.swapped > 0);
+  CHECK(seen.loaded > 0);
+  CHECK(seen.groups > 0);
+  CHECK(seen.not_viewed > 0);
+  CHECK(seen.evicted > 0);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // A random engine whose model has layers with and without windows: prompts join, fork, grow, are
 // truncated and leave, steps are planned twice, dropped, lost in flight and overlap, drafts are
-// accepted and rejected, either pool runs short, everything cached is forgotten.
+// accepted and rejected, sequences are swapped out and in, tiers hold what is evicted, groups come
+// and go, either pool runs short, everything cached is forgotten.
 //
 // K, V and queries of a row are functions of its token path. So each output of each layer is held
 // against a softmax in double over what the path says, and every row that a group says it has must
-// hold what its path says. All other rows of a group are NaN.
+// hold what its path says. All other rows of a group are NaN. What a group holds, and where
+// sequences are resumed, must be what plain_window_pool.hpp says.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -28,6 +30,9 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tiers/tiers.hpp"
+#include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/plain_window_pool.hpp"
 #include "tests/support/random.hpp"
 
 namespace test {
@@ -60,6 +65,7 @@ struct WindowModel {
   chunkattn::TreeOptions tree{};
   int max_text = 200;      ///< tokens
   bool same_bits = false;  ///< as over the whole plan, with K/V of all tokens
+  bool has_tiers = false;  ///< below the tree
 };
 
 /// Stands in for the kernels: reads plans as PlanView says, in double.
@@ -98,7 +104,7 @@ struct PlainAttention {
     double sums[dim] = {}, total = 0;
     for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
       const auto& segment = plan.segments[s];
-      REQUIRE((row >= segment.row_begin && row < segment.row_end));
+      if (row < segment.row_begin || row >= segment.row_end) FAIL("a row beside its segment");
       for (int i = 0; i < segment.num_pieces; ++i) {
         const chunkattn::Piece& piece = plan.pieces[segment.piece_begin + i];
         for (int t = 0; t < visible_length(piece, plan.row_kv_len[row]); ++t) {
@@ -122,11 +128,21 @@ struct PlainAttention {
 struct WindowCounts {
   std::uint64_t rows = 0, steps = 0, dropped = 0, lost = 0, refused = 0, resumed_early = 0;
   std::uint64_t accepted = 0, rejected = 0, copies = 0;
+  std::uint64_t swapped = 0, loaded = 0, groups = 0, not_viewed = 0, evicted = 0;
+
+  void add(const WindowCounts& other) {
+    rows += other.rows, steps += other.steps, dropped += other.dropped, lost += other.lost;
+    refused += other.refused, resumed_early += other.resumed_early;
+    accepted += other.accepted, rejected += other.rejected, copies += other.copies;
+    swapped += other.swapped, loaded += other.loaded, groups += other.groups;
+    not_viewed += other.not_viewed, evicted += other.evicted;
+  }
 };
 
 /// \tparam Attention  write() and run() of PlainAttention
 template <int ChunkSize, class Attention>
 class WindowEngine {
+  static constexpr std::size_t no_group = ~std::size_t{0};
   static constexpr int no_window = std::numeric_limits<int>::max();
   static constexpr int dim = WindowModel::head_dim, heads = WindowModel::num_qo_heads;
 
@@ -134,15 +150,19 @@ class WindowEngine {
   using Tree = chunkattn::PrefixTree<int, ChunkSize, chunkattn::PoolAllocator, chunkattn::Lru>;
   using Sequence = typename Tree::Sequence;
   using Layers = chunkattn::WindowedLayers<Tree>;
+  using Tiers = chunkattn::Tiers<Tree, chunkattn::KvCache<chunkattn::Cpu, float>>;
+  using LiveView = chunkattn::LiveView;
+  using Views = std::vector<std::optional<LiveView>>;  ///< of each group
 
   WindowEngine(const WindowModel& model, std::uint64_t stream, Attention attention = {})
       : model_(model),
         random_(stream),
         attention_(std::move(attention)),
-        tree_({.max_chunks = model.max_chunks}, model.tree),
+        tree_({.max_chunks = model.max_chunks}, model.tree, policy()),
         full_(tree_, {1 + static_cast<int>(model.windows.size()), 1, dim}) {
     for (const int window : model.windows)
       groups_.push_back(std::make_unique<Group>(tree_, model, window));
+    if (model.has_tiers) open_tiers();
     for (int i = 0; i < 6; ++i) {
       std::vector<int> text(to_size(random_.uniform(model.max_text / 2, model.max_text)));
       for (int& token : text) token = random_.uniform(0, 2);
@@ -157,14 +177,8 @@ class WindowEngine {
 
   /// Does something at random, mostly a step.
   void operate() {
-    const int what = burst_ > 0 && random_.chance(0.9) ? 99 : random_.uniform(0, 99);
-    if (what < 12) return join();
-    if (what < 15) return fork();
-    if (what < 21) return leave();
-    if (what < 24) return edit();
-    if (what == 24 && random_.chance(0.1)) return tree_.clear();
-    if (what == 25 && !live_.empty()) return (void)any().take_over();
-    if (what >= 30) step();
+    choose();
+    check_pools();
   }
   /// Computes a prompt alone, so many rows at a time, and lets it go.
   void answer(const std::vector<int>& prompt, int rows) {
@@ -187,11 +201,16 @@ class WindowEngine {
     live_.clear();
     check();
     for (const auto& group : groups_) {
+      if (!group) continue;
       const auto stats = group->layers.stats();
-      CHECK(stats.used_chunks == stats.cached_chunks);
+      if (tree_.stats().leaving_sequences == 0)  // else copies that nobody made hold some
+        CHECK(stats.used_chunks == stats.cached_chunks);
+      counts_.evicted += stats.evicted_chunks;
     }
-    tree_.clear();
-    for (const auto& group : groups_) CHECK(group->layers.stats().used_chunks == 0);
+    clear();
+    check_pools();
+    for (const auto& group : groups_)
+      if (group) CHECK(group->layers.stats().used_chunks == 0);
   }
   [[nodiscard]] const WindowCounts& counts() const { return counts_; }
   [[nodiscard]] typename Layers::Stats stats(std::size_t group) const {
@@ -202,13 +221,15 @@ class WindowEngine {
   struct Group {
     Layers layers;
     chunkattn::KvCache<chunkattn::Cpu, float> cache;
+    PlainWindowPool<Layers> pool;
     /// Arrays of plans by their versions.
     std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<int>> seen;
     Group(Tree& tree, const WindowModel& model, int window)
         : layers(tree, {.window = window,
                         .max_chunks = model.max_window_chunks,
                         .max_cached_chunks = model.max_cached}),
-          cache(layers, {1, 1, dim}) {}
+          cache(layers, {1, 1, dim}),
+          pool(chunkattn::detail::TreeAccess::shared(tree)->tree->core, layers) {}
   };
   /// A row of a step, in the caller's order.
   struct Row {
@@ -223,7 +244,28 @@ class WindowEngine {
     std::vector<Row> rows;
   };
 
+  void choose() {
+    const int what = burst_ > 0 && random_.chance(0.9) ? 99 : random_.uniform(0, 99);
+    if (what < 12) return join();
+    if (what < 15) return fork();
+    if (what < 21) return leave();
+    if (what < 24) return edit();
+    if (what == 24 && random_.chance(0.1)) return clear();
+    if (what == 25 && !live_.empty()) return (void)any().take_over();
+    if (what == 26) return random_.chance(0.5) ? swap_out() : swap_in();
+    if (what == 27 && random_.chance(0.2)) return come_or_go();
+    if (what == 28 && random_.chance(0.1)) return evict_all();
+    if (what == 29) return pin();
+    if (tiers_ && random_.chance(0.1)) return use_tiers();
+    if (what >= 30) step();
+  }
+
   static std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
+  [[nodiscard]] static chunkattn::Lru policy() {
+    chunkattn::Lru policy;
+    policy.max_pinned = 8;
+    return policy;
+  }
   [[nodiscard]] static int sampled(PathHash path) { return static_cast<int>(mixed(path) % 3); }
   Sequence& any() { return live_[random_.index(live_.size())]; }
 
@@ -235,12 +277,19 @@ class WindowEngine {
     prompt.resize(1 + random_.index(prompt.size()));
     for (int n = random_.uniform(0, 20); n > 0; --n) prompt.push_back(random_.uniform(0, 2));
     std::vector<std::size_t> found;
-    for (const auto& group : groups_) found.push_back(group->layers.find(prompt));
+    for (const auto& group : groups_) found.push_back(group ? group->layers.find(prompt) : 0);
     auto sequence = tree_.try_insert(prompt);
     if (!sequence) return;
     if (sequence->num_pending() == 0)
-      for (std::size_t i = 0; i < groups_.size(); ++i)  // the last token is computed in any case
-        CHECK(groups_[i]->layers.window_end(*sequence, Sequence::whole) <= found[i]);
+      for (std::size_t i = 0; i < groups_.size(); ++i) {
+        if (!groups_[i]) continue;
+        const std::size_t end = groups_[i]->layers.window_end(*sequence, Sequence::whole);
+        if (found[i] <= sequence->num_scheduled())
+          CHECK(end == found[i]);
+        else  // the last token is computed in any case
+          CHECK(end < found[i]);
+      }
+    if (tiers_ && random_.chance(0.6)) load(*sequence);
     live_.push_back(std::move(*sequence));
   }
   void fork() {
@@ -272,11 +321,81 @@ class WindowEngine {
     }
   }
 
+  void clear() {
+    tree_.clear();
+    if (tiers_) tiers_->reopen("model");
+  }
+  void swap_out() {
+    if (live_.empty() || swapped_.size() >= 3) return;
+    Sequence& one = any();
+    swapped_.push_back(chunkattn::swap_out(one, full_));
+    std::swap(one, live_.back());
+    live_.pop_back();
+    ++counts_.swapped;
+  }
+  void swap_in() {
+    if (swapped_.empty() || live_.size() >= 8) return;
+    std::swap(swapped_[random_.index(swapped_.size())], swapped_.back());
+    auto one = chunkattn::resume(tree_, full_, swapped_.back());
+    if (!one) return;
+    live_.push_back(std::move(*one));
+    swapped_.pop_back();
+  }
+  /// The group of some layers goes, or one comes that knows nothing of what is there.
+  void come_or_go() {
+    const std::size_t g = random_.index(groups_.size());
+    if (groups_[g]) {
+      counts_.evicted += groups_[g]->layers.stats().evicted_chunks;
+      return groups_[g].reset();
+    }
+    groups_[g] = std::make_unique<Group>(tree_, model_, model_.windows[g]);
+    ++counts_.groups;
+    for (const Sequence& one : live_) CHECK_FALSE(groups_[g]->layers.is_ready(one));
+  }
+  /// Somebody takes all chunks, and goes.
+  void evict_all() {
+    const std::size_t size = ChunkSize * tree_.chunks_available();
+    if (size > 0) (void)tree_.try_insert(std::vector<int>(size, 9));
+  }
+  void pin() {
+    if (pins_.size() >= 2) return (void)pins_.erase(pins_.begin());
+    const std::vector<int>& text = texts_[random_.index(texts_.size())];
+    pins_.push_back(tree_.pin(std::span(text).first(random_.index(text.size()))));
+  }
+
+  // ---- tiers ---------------------------------------------------------------------------------
+
+  void open_tiers() {
+    typename Tiers::Options options;
+    options.model = "model";
+    options.threads = false;
+    options.max_wait_seconds = 1e9;
+    options.write_through = random_.chance(0.5);
+    std::vector<std::shared_ptr<chunkattn::TierStore>> stores{
+        std::make_shared<chunkattn::MemoryTier>(std::size_t{1} << random_.uniform(14, 22))};
+    tiers_.emplace(tree_, full_, std::move(stores), std::move(options));
+  }
+  void use_tiers() {
+    (void)tiers_->advance(to_size(random_.uniform(0, 8)));
+    for (int n = random_.uniform(0, 20); n > 0 && tiers_->work();) --n;
+  }
+  void load(Sequence& sequence) {
+    auto load = tiers_->load(sequence);
+    const std::uint64_t before = tiers_->stats().loaded_tokens;
+    for (int n = random_.uniform(0, 30); n > 0 && load && load.poll(sequence); --n)
+      (void)tiers_->work();
+    counts_.loaded += tiers_->stats().loaded_tokens - before;
+  }
+
   // ---- a step --------------------------------------------------------------------------------
 
   void step() {
+    check_pools();
     if (!in_flight_.empty() && (num_outstanding() >= 4 || random_.chance(0.6))) return end_step();
-    if (num_outstanding() >= 4) tree_.device_idle();
+    if (num_outstanding() >= 4) {
+      tree_.device_idle();
+      check_pools();
+    }
     auto step = tree_.begin_step();
     if (burst_ > 0) {  // the batch before: its plan is kept
       --burst_;
@@ -297,7 +416,7 @@ class WindowEngine {
     if (step.num_rows() == 0) return;
     chunkattn::AttentionPlan& plan = plans_[burst_ > 0 ? 0 : random_.index(2)];
     auto view = plan.build(step);
-    std::vector<chunkattn::LiveView> views;
+    Views views;
     if (!view_groups(view, step, views)) return;
     if (random_.chance(0.05)) {
       view = plan.build(step);
@@ -305,13 +424,22 @@ class WindowEngine {
     }
     ++counts_.steps;
     if (random_.chance(0.04)) return (void)++counts_.dropped;
+    if (random_.chance(0.02) && num_outstanding() == 1) {  // one group's view is not taken
+      const std::size_t g = random_.index(groups_.size());
+      view = plan.build(step);
+      if (!view_groups(view, step, views, g)) return;
+      ++counts_.not_viewed;
+    }
     const std::vector<Row> rows = rows_of(step, view);
-    for (std::size_t layer = 0; layer <= groups_.size(); ++layer)
-      compute(rows, layer, view, layer == 0 ? view : views[layer - 1]);
+    bool all_viewed = true;
+    for (std::size_t layer = 0; layer <= groups_.size(); ++layer) {
+      compute(rows, layer, view, layer == 0 ? std::optional(LiveView(view)) : views[layer - 1]);
+      all_viewed = all_viewed && (layer == 0 || views[layer - 1] || !groups_[layer - 1]);
+    }
     counts_.rows += rows.size();
-    for (const auto& one : views) counts_.copies += to_size(one.num_copies);
+    for (const auto& one : views) counts_.copies += one ? to_size(one->num_copies) : 0;
     in_flight_.push_back({std::move(step).submit(), rows});
-    if (random_.chance(0.5)) end_step();
+    if (!all_viewed || random_.chance(0.5)) end_step();
   }
   // Steps in flight, those that were lost included.
   [[nodiscard]] int num_outstanding() const {
@@ -323,11 +451,11 @@ class WindowEngine {
   // Whether the sequence can be added now.
   bool resume(Sequence& one) {
     bool ready = true;
-    for (const auto& group : groups_) ready = ready && group->layers.is_ready(one);
+    for (const auto& group : groups_) ready = ready && (!group || group->layers.is_ready(one));
     if (ready) return true;
     const bool busy = one.num_reserved() > 0 || one.num_pending() > 0 || is_in_flight(one);
     if (busy) {
-      if (one.num_reserved() > 0 || is_in_flight(one))
+      if (groups_[0] && (one.num_reserved() > 0 || is_in_flight(one)))
         CHECK_THROWS_AS((void)groups_[0]->layers.resume(one), const chunkattn::InvalidArgument&);
       return false;
     }
@@ -335,15 +463,23 @@ class WindowEngine {
     std::size_t position = Sequence::whole;
     for (std::size_t last = 0; position != last;) {  // the last one that all groups have
       last = position;
-      for (const auto& group : groups_) position = group->layers.window_end(one, position);
+      for (const auto& group : groups_)
+        if (group) position = group->layers.window_end(one, position);
     }
+    const auto index = chunkattn::detail::TreeAccess::index(one);
+    const int end = static_cast<int>(position);
     for (const auto& group : groups_) {
+      if (!group) continue;
       const auto stats = group->layers.stats();
+      const int cursor = static_cast<int>(one.num_scheduled());
       try {
         const std::size_t resumed = group->layers.resume(one, position);
         CHECK(resumed == position);
+        group->pool.resumed(index, end, cursor);
       } catch (const chunkattn::OutOfChunks&) {
         ++counts_.refused;
+        group->pool.refused(index, group->pool.begin_of(end), end);
+        group->pool.check();
         CHECK(group->layers.stats().used_chunks == stats.used_chunks);
         return false;
       }
@@ -357,21 +493,34 @@ class WindowEngine {
     const auto& core = chunkattn::detail::TreeAccess::core(tree_);
     return core.sequences[chunkattn::detail::TreeAccess::index(one)].steps > 0;
   }
+  [[nodiscard]] const chunkattn::detail::StepRecord& record_of(const typename Tree::Step& step) {
+    for (const auto& record : chunkattn::detail::TreeAccess::core(tree_).steps.all())
+      if (record->number == step.number()) return *record;
+    FAIL("no such step");
+    std::abort();
+  }
   bool view_groups(const typename Tree::StepView& view, const typename Tree::Step& step,
-                   std::vector<chunkattn::LiveView>& views) {
+                   Views& views, std::size_t without = no_group) {
     views.clear();
     for (const auto& group : groups_) {
+      if (group && views.size() == without) group->pool.not_viewed(record_of(step));
+      if (!group || views.size() == without) {
+        views.push_back({});
+        continue;
+      }
       const std::size_t needed = group->layers.chunks_needed(step);
       const bool fits = needed <= group->layers.chunks_available();
       const std::size_t used = group->layers.stats().used_chunks;
       const std::size_t available = group->layers.chunks_available();
       try {
         views.push_back(group->layers.view(view));
-        check_versions(*group, views.back());
+        group->pool.viewed(record_of(step), *views.back());
+        check_versions(*group, *views.back());
         CHECK(group->layers.stats().used_chunks <= used + needed);
         CHECK(available <= group->layers.chunks_available() + needed);
       } catch (const chunkattn::OutOfChunks&) {
         ++counts_.refused;
+        group->pool.refused(record_of(step));
         CHECK(!fits);
         check();
         if (!live_.empty()) leave();  // so that others can go on
@@ -400,28 +549,24 @@ class WindowEngine {
                                          const typename Tree::StepView& view) {
     std::vector<Row> rows(to_size(view.num_rows));
     const std::vector<int> tokens = view.tokens(-1);
-    const auto& core = chunkattn::detail::TreeAccess::core(tree_);
-    for (const auto& record : core.steps.all()) {
-      if (record->number != step.number()) continue;
-      for (const auto& entry : record->entries)
-        for (const Sequence& one : live_) {
-          if (one.id() != entry.id()) continue;
-          const std::vector<int> known = one.tokens();
-          auto path = std::make_shared<std::vector<PathHash>>();
-          for (int i = 0; i < entry.end(); ++i) {
-            const PathHash before = path->empty() ? 1 : path->back();
-            const int row = entry.first_row + i - entry.begin;
-            int token = i >= entry.begin ? tokens[to_size(row)] : -1;
-            if (token < 0) token = to_size(i) < known.size() ? known[to_size(i)] : sampled(before);
-            path->push_back(extended(before, token));
-            if (i >= entry.begin) rows[to_size(row)] = {path, i + 1, token};
-          }
+    for (const auto& entry : record_of(step).entries)
+      for (const Sequence& one : live_) {
+        if (one.id() != entry.id()) continue;
+        const std::vector<int> known = one.tokens();
+        auto path = std::make_shared<std::vector<PathHash>>();
+        for (int i = 0; i < entry.end(); ++i) {
+          const PathHash before = path->empty() ? 1 : path->back();
+          const int row = entry.first_row + i - entry.begin;
+          int token = i >= entry.begin ? tokens[to_size(row)] : -1;
+          if (token < 0) token = to_size(i) < known.size() ? known[to_size(i)] : sampled(before);
+          path->push_back(extended(before, token));
+          if (i >= entry.begin) rows[to_size(row)] = {path, i + 1, token};
         }
-    }
+      }
     return rows;
   }
-  void compute(const std::vector<Row>& rows, std::size_t layer, const chunkattn::LiveView& whole,
-               const chunkattn::LiveView& plan) {
+  void compute(const std::vector<Row>& rows, std::size_t layer, const LiveView& whole,
+               const std::optional<LiveView>& of_layer) {
     std::vector<float> k(rows.size() * dim), v(rows.size() * dim), q(rows.size() * dim * heads);
     std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
     const int l = static_cast<int>(layer);
@@ -434,19 +579,21 @@ class WindowEngine {
           q[(r * heads + to_size(h)) * dim + to_size(i)] = 2 * element(rows[r].hash(), l, 2 + h, i);
       }
     const int window = layer == 0 ? no_window : model_.windows[layer - 1];
+    if (layer > 0 && model_.same_bits) attention_.write(full_.layer(l), whole, k, v);
+    if (!of_layer) return;
+    const LiveView& plan = *of_layer;
     const auto kv = layer == 0 ? full_.layer(0) : groups_[layer - 1]->cache.layer(0);
     attention_.write(kv, plan, k, v);
     attention_.run(kv, plan, window, q, out);
     if (layer > 0 && model_.same_bits) {  // as with K/V of all tokens
       std::vector<float> expected(out.size());
-      attention_.write(full_.layer(l), whole, k, v);
       attention_.run(full_.layer(l), whole, window, q, expected);
       CHECK(out == expected);
     }
     for (int row = 0; row < plan.num_rows; ++row) check_row(plan, row, rows, l, window, q, out);
   }
-  void check_row(const chunkattn::LiveView& plan, int row, const std::vector<Row>& rows, int layer,
-                 int window, std::span<const float> q, std::span<const float> out) {
+  void check_row(const LiveView& plan, int row, const std::vector<Row>& rows, int layer, int window,
+                 std::span<const float> q, std::span<const float> out) {
     const int token = plan.row_token[row];
     const std::vector<PathHash>& path = *rows[to_size(token)].path;
     const int end = plan.row_kv_len[row];
@@ -500,11 +647,27 @@ class WindowEngine {
 
   void check() {
     check_invariants(tree_);
+    check_pools();
     for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (!groups_[g]) continue;
       const auto& group = chunkattn::detail::WindowAccess::group(groups_[g]->layers);
       REQUIRE(group.is_consistent());
       poison(group.chunks(), groups_[g]->cache);
       for (const Sequence& one : live_) check_rows(one, group.chunks(), g);
+    }
+  }
+  // Each group is what the plain model says.
+  void check_pools() {
+    for (const auto& group : groups_) {
+      if (!group) continue;
+      group->pool.check();
+      if (live_.empty()) continue;
+      const Sequence& one = any();
+      const auto index = chunkattn::detail::TreeAccess::index(one);
+      REQUIRE(group->layers.is_ready(one) == group->pool.is_ready(index));
+      const int limit = random_.uniform(0, static_cast<int>(one.size()));
+      REQUIRE(group->layers.window_end(one, to_size(limit)) ==
+              to_size(group->pool.window_end(index, limit)));
     }
   }
   // Rows that nobody may read are NaN.
@@ -544,7 +707,10 @@ class WindowEngine {
   Attention attention_;
   Tree tree_;
   chunkattn::KvCache<chunkattn::Cpu, float> full_;
-  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::unique_ptr<Group>> groups_;  ///< null: not there now
+  std::optional<Tiers> tiers_;
+  std::vector<chunkattn::SwappedSequence<int>> swapped_;
+  std::vector<typename Tree::Pin> pins_;
   chunkattn::AttentionPlan plans_[2];
   std::vector<std::vector<int>> texts_;
   std::vector<Sequence> live_;
