@@ -4,7 +4,8 @@
 usage: architectures.py SERVE SERVE_TENSOR [--seed S]   needs the packages gguf, numpy, torch and transformers
 
 Small models with random weights are written as GGUF under the names that gguf's own tables give their tensors. What
-`serve score` says of random tokens, in fp32, must lie within 1e-3 of transformers' eager attention. One model is
+`serve score` says of random tokens, in fp32, must lie within 1e-3 of transformers' eager attention; where layers have
+a window, `serve generate` must write what transformers does, with K/V behind it given back and kept. One model is
 written in several files. Blocks of random bytes of each quantised type must be what gguf makes of them."""
 import argparse
 import json
@@ -31,6 +32,7 @@ except ImportError as error:
 BOUND = 1e-3
 VOCABULARY = 300
 WINDOW = 16
+NEW = 20  # tokens of a text
 # heads * head_dim is the width of the stream in the first, and not in the others, where they may differ
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
          "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
@@ -46,6 +48,9 @@ MODELS = {
     "Gemma 3": ("gemma3", transformers.Gemma3TextConfig,
                 {"sliding_window": WINDOW, "num_hidden_layers": 7, "query_pre_attn_scalar": 8, **OTHER_HEADS}),
 }
+MODELS["Gemma 3, positions / 8"] = (*MODELS["Gemma 3"][:2], {**MODELS["Gemma 3"][2], "rope_parameters": {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},  # as from 4B on
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}})
 QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"]
 
 
@@ -92,8 +97,11 @@ def write_model(path, architecture, model, tensors_a_file=0):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -125,6 +133,35 @@ def logits_of(serve, path, sequences, folder):
     return np.fromfile(logits, np.float32).reshape(-1, VOCABULARY)
 
 
+def name_of(token):
+    return ["a", "b", "ab"][token] if token < 3 else f"<{token - 3}>"
+
+
+def texts_of(serve, path, prompts, folder, windows):
+    """Of prompts that join two by two, while others decode."""
+    prompts = ["".join(map(name_of, tokens)) for tokens in prompts]
+    (folder / "prompts.json").write_text(json.dumps([{"prompt": text, "max_tokens": NEW} for text in prompts]))
+    out = subprocess.run([serve, "generate", "--model", path, "--prompts", folder / "prompts.json", "--stagger", "4",
+                          "--chunk-size", "8", "--windows", windows, "--weights", "fp32", "--kv", "fp32", "--products",
+                          "own", "--threads", "1"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [out.split(text)[1].split("\n")[0] for text in prompts]
+
+
+def compare_texts(serve, path, model, rng, folder):
+    """Prompts that begin alike, of several windows each."""
+    shared = [rng.randrange(3, VOCABULARY) for _ in range(5 * WINDOW)]
+    prompts = [shared[:rng.randrange(1, 5 * WINDOW)] + [rng.randrange(3, VOCABULARY) for _ in range(8)] for _ in range(6)]
+    expected = []
+    for tokens in prompts:
+        with torch.inference_mode():
+            for _ in range(NEW):
+                tokens = tokens + [int(model(torch.tensor([tokens])).logits[0, -1].argmax())]
+        expected.append("".join(map(name_of, tokens[-NEW:])))
+    same = [texts_of(serve, path, prompts, folder, windows) == expected for windows in ("give-back", "keep")]
+    print(f"{'':<25} {len(prompts)} texts of {NEW} tokens: {'the same' if all(same) else 'OTHERS'}")
+    return all(same)
+
+
 def compare_models(serve, folder, seed):
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -140,6 +177,8 @@ def compare_models(serve, folder, seed):
         worst = np.abs(logits - expected).max()
         print(f"{name:<25} {len(logits)} positions, logits up to {np.abs(expected).max():.1f}: {worst:.1e} apart")
         good &= bool(worst <= BOUND) and bool(expected.std() > 0.3)
+        if getattr(model.config, "sliding_window", None) and architecture not in ("qwen2", "qwen3"):
+            good &= compare_texts(serve, path, model, rng, folder)
     write_model(folder / "split.gguf", "gemma3", model, tensors_a_file=20)
     parts = sorted(folder.glob("split-*.gguf"))
     same = np.array_equal(logits_of(serve, parts[0], sequences, folder), logits)
