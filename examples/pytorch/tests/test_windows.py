@@ -177,6 +177,25 @@ class WindowsTest(unittest.TestCase):
             self.check_text(model, request.prompt, request.tokens, whole.tokens)
         self.check_idle(ours)
 
+    def test_scores(self):
+        """What a model says of continuations is the same where windows are computed again, or texts preempted."""
+        draw = self.draw()
+        model = make(draw.choice(sorted(FAMILIES)), draw.randrange(10, 150))
+        texts = self.texts(draw, 10, 300)
+        pairs = []
+        for text in texts:
+            at = draw.randrange(1, len(text) - 1)
+            pairs.append((text[:at], text[at : at + draw.randrange(1, 30)]))
+        ours = Generator(model, max_chunks=draw.randrange(12, 30), step_tokens=draw.randrange(20, 150),
+                         typical_length=draw.randrange(200, 5000), max_sequences=4)  # fmt: skip
+        ours.generate(texts[:2], max_new_tokens=3, eos_token_id=None)  # what they begin with is cached
+        for (prompt, continuation), score in zip(pairs, ours.score_many(pairs, strict=True)):
+            rows = alone(model, prompt + continuation)[len(prompt) - 1 : -1].log_softmax(-1)
+            expected = rows.gather(1, torch.tensor(continuation)[:, None])[:, 0]
+            self.assertLess(float((torch.tensor(score.logprobs) - expected).abs().max()),
+                            TOLERANCE * float(expected.abs().max()))  # fmt: skip
+        self.check_idle(ours)
+
     def test_memory(self):
         """kv_bytes counts both pools, and all that fits is used."""
         draw = self.draw()
@@ -191,7 +210,8 @@ class WindowsTest(unittest.TestCase):
                 for made in memory.layers:
                     self.assertEqual(made.cache.bytes_per_chunk, memory.bytes_per_chunk[made.window])
                 of_group = group.max_chunks * memory.bytes_per_chunk[200]
-                self.assertLessEqual(ours.max_chunks * memory.bytes_per_chunk[None] + of_group, kv_bytes)
+                of_tree = ours.max_chunks * (memory.bytes_per_chunk[None] or budget.BARE)
+                self.assertLessEqual(of_tree + of_group, kv_bytes)
                 self.assertGreater(budget.bytes_of(ours.max_chunks + 1, memory.bytes_per_chunk, *size.values()), kv_bytes)
                 self.assertLessEqual(group.max_chunks, ours.max_chunks)
             with self.assertRaisesRegex(ValueError, r"kv_bytes = 9: expected room for two chunks at least, (\d+) bytes"):
@@ -201,6 +221,9 @@ class WindowsTest(unittest.TestCase):
         for window in [1, 2, 64, 65, 66, *(draw.randrange(1, 1000) for _ in range(9))]:
             touched = [(begin + window - 1) // 64 + 1 for begin in range(64)]
             self.assertEqual(budget.chunks_of_window(window), max(touched))
+        of_groups = budget.chunks_of_groups(640, {None: 5, 100: 7, 4000: 7}, 512, 4096)  # of ten texts, and one step
+        self.assertEqual(of_groups, {100: 10 * 3 + 9, 4000: 10 * 64 + 0})
+        self.assertEqual(budget.chunks_of_groups(641, {100: 7}, 512, 4096), {100: 11 * 3 + 9})
         unbounded = make("gemma3", 40000)  # longer than any text
         self.assertEqual(Generator(unbounded, check=False).tree.windows, [])
 

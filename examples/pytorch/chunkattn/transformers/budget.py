@@ -19,10 +19,10 @@ def chunks_of_window(window):
 def chunks_of_groups(num_chunks, bytes_per_chunk, step_tokens, typical_length):
     """Of each window: the chunks of its group, beside so many of the tree.
 
-    They are for as many texts of the typical length as the tree has room for, one at least, and for the rows of a step;
-    never more than the tree has, as each of them stands for one of the tree's.
+    They are for as many texts of the typical length as the tree has room for, and for the rows of a step; never more
+    than the tree has, as each of them stands for one of the tree's.
     """
-    texts = max(1, -(-num_chunks * CHUNK // typical_length))
+    texts = -(-num_chunks * CHUNK // typical_length)
     of_step = -(-step_tokens // CHUNK) + 1
     return {window: min(num_chunks, texts * chunks_of_window(window) + of_step)
             for window in bytes_per_chunk if window is not None}  # fmt: skip
