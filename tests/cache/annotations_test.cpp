@@ -245,6 +245,42 @@ TEST_CASE("each output has its value as the sequence decodes, over chunks' ends"
   CHECK(far.options().lag == 3);
 }
 
+TEST_CASE("all that decode at once have their values, whatever came between") {
+  Engine engine;
+  std::vector<Tree::Sequence> all;
+  for (int i = 0; i < 9; ++i) all.push_back(engine.computed(iota(100 * i, 3)));
+  for (int i = 0; i < 9; ++i) engine.append(all[static_cast<std::size_t>(i)], 100 * i + 3);
+  std::vector<int> outputs(9);
+  Values own(9), next(9);
+  for (int round = 0; round < 12; ++round) {
+    auto step = engine.tree.begin_step();
+    REQUIRE(step.add(all));
+    (void)engine.plan.build(step);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      own[i] = 1000 + all[i].token(all[i].size() - 1);
+      next[i] = own[i] + 1;
+      outputs[i] = static_cast<int>(next[i]) - 1000;
+    }
+    auto finished = std::move(step).finish();
+    CHECK(engine.next.set(finished, next) == 0);
+    if (round % 3 == 0) CHECK(engine.own.set(finished, own) == all.size());
+    finished.commit(std::span(outputs).first(all.size()));
+    const bool leaves = round % 4 == 1 && all.size() > 5;
+    if (leaves) all.erase(all.begin() + round % 3);  // before the values are set
+    CHECK(engine.own.set(finished, own) == all.size());
+    CHECK(engine.next.set(finished, next) == all.size());
+    check_invariants(engine.tree);
+    own.resize(all.size());
+    next.resize(all.size());
+    outputs.resize(all.size());
+  }
+  for (const auto& sequence : all) {
+    const std::size_t size = sequence.size();
+    CHECK(read(engine.own, sequence, 0, size - 1) == counted(1000 + sequence.token(0), size - 1));
+    CHECK(read(engine.next, sequence, 0, size - 1) == counted(1001 + sequence.token(0), size - 1));
+  }
+}
+
 TEST_CASE("a fork has the values of what it shares or copies, and none of what it parts from") {
   Engine engine;
   auto sequence = engine.computed(iota(0, 3));

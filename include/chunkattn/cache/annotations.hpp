@@ -221,27 +221,29 @@ class Annotations final : public KvCompanion<typename Tree::Sequence> {
     return reinterpret_cast<const std::byte*>(values);
   }
 
-  [[gnu::noinline]] std::size_t set_rows(const detail::StepRecord& step, const T* values) {
-    const detail::SequenceRecord* const records = shared_->tree->core.sequences.records();
-    const std::int32_t lag = lag_;
+  [[nodiscard]] std::size_t set_rows(const detail::StepRecord& step, const T* values) {
+    const detail::SequenceTable& sequences = core().sequences;
+    // Whether each row has its value: all decode, and their outputs are known.
+    const bool all = lag_ <= 1 && (lag_ == 0 || step.num_outputs == 0) && step.all_outputs &&
+                     step.discarded_outputs == sequences.discarded_outputs();
+    if (all) values_.reserve_chunks();
     std::size_t count = 0;
-    for (const detail::StepEntry& entry : step.entries) {
-      const detail::SequenceRecord& record = records[entry.sequence];
-      // Another epoch: what the rows rest on may have been discarded.
-      if (record.generation != entry.generation || record.epoch != entry.epoch) [[unlikely]]
-        continue;
-      const T* const first = values + entry.first_row;
-      const std::int32_t end = (std::min)(entry.output_position(), record.size - lag);
-      if (entry.chunk != no_chunk && lag <= 1) [[likely]] {
-        if (entry.begin >= end) continue;  // the next token is not known
-        values_.set_slot(entry.chunk, entry.offset + lag, first, sizeof(T));
-        ++count;
-      } else if (entry.begin < end) {
-        values_.set(record.tail, entry.begin + lag, end + lag, bytes(first));
-        count += detail::to_size(end - entry.begin);
+    const detail::StepEntry* const end = step.entries.end();
+    for (const detail::StepEntry* entry = step.entries.begin();; ++entry) {
+      if (all) {
+        const detail::StepEntry* const first = entry;
+        entry = values_.set_decoded(entry, end, lag_, values);
+        count += detail::to_size(entry - first);
       }
+      if (entry == end) return count;
+      const detail::SequenceRecord& record = sequences[entry->sequence];
+      // Another epoch: what the rows rest on may have been discarded.
+      if (record.generation != entry->generation || record.epoch != entry->epoch) continue;
+      const std::int32_t last = (std::min)(entry->output_position(), record.size - lag_);
+      if (entry->begin >= last) continue;
+      values_.set(record.tail, entry->begin + lag_, last + lag_, bytes(values + entry->first_row));
+      count += detail::to_size(last - entry->begin);
     }
-    return count;
   }
 
   std::remove_cvref_t<decltype(detail::TreeAccess::shared(std::declval<const Tree&>()))> shared_;

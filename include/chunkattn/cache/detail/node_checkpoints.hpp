@@ -119,7 +119,6 @@ class NodeCheckpoints final : public NodeObserver {
     unmark(duplicate);
     limit_below(target, duplicate);
   }
-  void on_written(NodeIndex) noexcept override {}
   void on_clear() noexcept override {
     while (table_.size() > 0) drop(table_.oldest());
   }

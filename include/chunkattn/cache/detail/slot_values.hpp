@@ -19,6 +19,7 @@
 #include "../../detail/support/config.hpp"
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
+#include "../../detail/tree/step_table.hpp"
 #include "../../plan_view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -98,15 +99,29 @@ class SlotValues final : public NodeObserver {
       if (has(piece.chunk, piece.begin + i))
         f(piece.position + i, value_at(*page(piece.chunk), piece.begin + i));
   }
-  /// The value of one slot, of `size` bytes, as value_size says. Throws as set() does.
-  CHUNKATTN_INLINE void set_slot(ChunkIndex c, std::int32_t offset, const void* value,
-                                 std::size_t size) {
-    if (to_size(c) >= size_ || !pages_[to_size(c)]) [[unlikely]]
-      if (!make_page(c)) fail_allocation();
-    std::uint64_t* const words = pages_[to_size(c)].get();
-    words[offset >> 6] |= std::uint64_t{1} << (offset & 63);
-    std::memcpy(reinterpret_cast<std::byte*>(words + num_words_) + to_size(offset) * size, value,
-                size);
+  /// Room for the chunks that there are, so that set_decoded() finds each. Throws as set() does.
+  void reserve_chunks() {
+    if (const std::size_t count = core_.chunk_table.size(); count > size_ && !grow(2 * count))
+      fail_allocation();
+  }
+  /// The values of the rows of entries that just decode, `lag` slots after their own. Returns the
+  /// first one that does not, or whose chunk has no value yet; or `end`.
+  template <class T>
+  [[nodiscard, gnu::noinline]] const StepEntry* set_decoded(const StepEntry* entry,
+                                                            const StepEntry* end, std::int32_t lag,
+                                                            const T* values) noexcept {
+    const Page* const pages = pages_.get();  // in registers
+    const std::size_t num_words = num_words_;
+    for (; entry != end && entry->chunk != no_chunk; ++entry) {
+      std::uint64_t* const words = pages[entry->chunk].get();
+      if (words == nullptr) [[unlikely]]
+        break;
+      const std::int32_t offset = entry->offset + lag;  // it is not the last slot of the chunk
+      words[offset >> 6] |= std::uint64_t{1} << (offset & 63);
+      std::memcpy(reinterpret_cast<std::byte*>(words + num_words) + to_size(offset) * sizeof(T),
+                  values + entry->first_row, sizeof(T));
+    }
+    return entry;
   }
 
   // ---- changes of the tree -------------------------------------------------------------------
@@ -127,7 +142,6 @@ class SlotValues final : public NodeObserver {
   void on_clear() noexcept override {}  // live sequences keep K/V and values alone
   void reserve(std::size_t) override {}
   void on_split(NodeIndex, NodeIndex) noexcept override {}
-  void on_written(NodeIndex) noexcept override {}
 
   /// For tests: values are of known tokens alone, and memory is that of values.
   [[nodiscard]] bool is_consistent() const override {

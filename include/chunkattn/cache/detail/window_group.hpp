@@ -199,7 +199,6 @@ class WindowGroup final : public NodeObserver {
   void on_release(NodeIndex, std::int32_t) noexcept override {}
   void on_split(NodeIndex, NodeIndex) noexcept override {}
   void on_merge(NodeIndex, NodeIndex) noexcept override {}
-  void on_written(NodeIndex) noexcept override {}
 
   [[nodiscard]] bool is_consistent() const override {
     Array<std::int32_t> holds(chunks_.high_water());

@@ -31,7 +31,7 @@ CHUNKATTN_FUNCTION void TreeCore::finish(StepRecord& step) {
   step.discarded_outputs = sequences.discarded_outputs();
   if (!pending_copies.empty() && !step.is_void)
     erase_copies([&](const PendingCopy& copy) { return copy.step == step.number; });
-  if (!topology.observers.empty() && !step.is_void)
+  if (topology.observers.follow_writes() && !step.is_void) [[unlikely]]
     for (const StepEntry& entry : step.entries) notify_written(entry.sequence, entry.begin);
   step.state = StepState::finished;  // no longer in flight, for idle_before()
   resolve_abandoned(0);
@@ -63,7 +63,7 @@ CHUNKATTN_FUNCTION void TreeCore::close_step(StepRecord& step) noexcept {
 
 CHUNKATTN_FUNCTION void TreeCore::notify_written(SequenceIndex s, std::int32_t begin) noexcept {
   const std::int32_t end = sequences.tail(s).position;  // no prompt finds a private tail
-  if (topology.observers.empty() || begin >= end) return;
+  if (!topology.observers.follow_writes() || begin >= end) return;
   sequences.for_each_node(s, {begin, end - begin}, [&](NodeIndex n, std::int32_t, std::int32_t) {
     topology.observers.notify([=](NodeObserver& observer) { observer.on_written(n); });
   });

@@ -39,8 +39,10 @@ class NodeObserver {
   /// The whole of a node is about to be dropped, since its sibling `target` has equal tokens at its
   /// end. What was below it is below `target` already.
   virtual void on_merge(NodeIndex duplicate, NodeIndex target) noexcept = 0;
+  /// Whether on_written() is to be called: finish() asks each of a step's rows then.
+  [[nodiscard]] virtual bool follows_writes() const noexcept { return false; }
   /// More tokens of a node may be found with their K/V: it was published, or K/V was written.
-  virtual void on_written(NodeIndex n) noexcept = 0;
+  virtual void on_written(NodeIndex) noexcept {}
   /// Nothing is found any more.
   virtual void on_clear() noexcept = 0;
   /// No node has slots in the chunk any more: the allocator has it back.
@@ -63,6 +65,8 @@ class NodeObserver {
 class NodeObservers {
  public:
   [[nodiscard]] bool empty() const noexcept { return observers_.empty(); }
+  /// Whether any of them follows_writes().
+  [[nodiscard]] bool follow_writes() const noexcept { return follow_writes_; }
   /// Calls f(observer) for each.
   template <class F>
   CHUNKATTN_INLINE void notify(const F& f) const {
@@ -74,13 +78,21 @@ class NodeObservers {
   CHUNKATTN_INLINE void notify_last_first(const F& f) const {
     for (std::size_t i = observers_.size(); i-- > 0;) f(*observers_[i]);
   }
-  void add(NodeObserver& observer) { observers_.push_back(&observer); }
+  void add(NodeObserver& observer) {
+    observers_.push_back(&observer);
+    follow_writes_ = follow_writes_ || observer.follows_writes();
+  }
   void remove(const NodeObserver& observer) noexcept {
     observers_.erase_if([&](const NodeObserver* other) { return other == &observer; });
+    follow_writes_ = false;
+    notify([this](const NodeObserver& other) {
+      follow_writes_ = follow_writes_ || other.follows_writes();
+    });
   }
 
  private:
   Array<NodeObserver*> observers_;
+  bool follow_writes_ = false;
 };
 
 }  // namespace detail

@@ -64,6 +64,7 @@ class EventPublisher final : public NodeObserver {
     all.length = keep;
   }
   void on_merge(NodeIndex, NodeIndex) noexcept override {}  // the duplicate was private
+  [[nodiscard]] bool follows_writes() const noexcept override { return true; }
   /// Goes down from a node as long as something comes to be found.
   void on_written(NodeIndex top) noexcept override {
     for (NodeIndex i = top;;) {
