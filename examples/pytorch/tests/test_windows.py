@@ -7,6 +7,7 @@ import contextlib
 import io
 import pathlib
 import random
+import runpy
 import threading
 import unittest
 import unittest.mock
@@ -224,8 +225,9 @@ class WindowsTest(unittest.TestCase):
         of_groups = budget.chunks_of_groups(640, {None: 5, 100: 7, 4000: 7}, 512, 4096)  # of ten texts, and one step
         self.assertEqual(of_groups, {100: 10 * 3 + 9, 4000: 10 * 64 + 0})
         self.assertEqual(budget.chunks_of_groups(641, {100: 7}, 512, 4096), {100: 11 * 3 + 9})
-        unbounded = make("gemma3", 40000)  # longer than any text
-        self.assertEqual(Generator(unbounded, check=False).tree.windows, [])
+        for window, expected in ((32767, [32767]), (32768, []), (40000, [])):  # of 32,768 positions
+            ours = Generator(make("gemma3", window), check=False)
+            self.assertEqual([group.window for group in ours.tree.windows], expected)
 
     def test_memory_of_layers(self):
         """Layers of several sizes and windows: each pool counts the bytes of its own."""
@@ -436,11 +438,38 @@ class BindingTest(unittest.TestCase):
         step.finished()
         del near
         self.assertEqual(tree.windows, [])
-        layers = chunkattn.WindowedGroups(tree, {20: 30})[0]
-        self.assertEqual(tree.windows, [layers])
-        del tree, sequence, step
-        self.assertEqual(layers.stats()["used_chunks"], 0)
-        self.assertIn("window 20", repr(layers))
+        layers = chunkattn.WindowedLayers(tree, 20, 30)
+        cache = chunkattn.Attention(64, threads=1).make_cache(layers, "float32", 1, 1)
+        del layers
+        self.assertEqual([group.window for group in tree.windows], [20])
+        del cache
+        self.assertEqual(tree.windows, [])
+        layers = chunkattn.WindowedLayers(tree, 20, 30)
+        groups = chunkattn.WindowedGroups(tree, {30: 40})
+        first = groups[0]
+        del tree
+        self.assertFalse(layers.is_ready(sequence))
+        del layers
+        self.assertEqual(len(groups.try_insert([1, 2], 2)), 2)
+        del groups
+        self.assertFalse(first.is_ready(sequence))
+        self.assertIn("window 30", repr(first))
+
+
+class FiguresTest(unittest.TestCase):
+    def test_bench(self):
+        """bench/pytorch/windows.py, of short texts."""
+        page = pathlib.Path(__file__).resolve().parents[3] / "bench" / "pytorch" / "windows.py"
+        bench = runpy.run_path(str(page))
+        model = bench["make"](bench["gpt_oss"]())
+        prompts = [[7] * 900 + [i] * 100 for i in range(2)]
+        expected, whole, _, _ = bench["run"](model, prompts, True)
+        texts, used, peak, rows = bench["run"](model, prompts, False)
+        self.assertEqual(texts, expected)
+        self.assertLess(used, 0.75 * whole)
+        self.assertLessEqual(used, peak)
+        self.assertLess(peak, 1.1 * whole)
+        self.assertLessEqual(rows, 2 * 1000)
 
 
 if __name__ == "__main__":
