@@ -57,7 +57,7 @@ chunkattn_fast_program(fast_pages SCALE 0.3 OPTIONS -Og
 chunkattn_fast_program(fast_kv OPTIONS -O0
   TESTS companion_test kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
 chunkattn_fast_program(fast_tiers OPTIONS -O0
-  TESTS stored_records_test tier_companions_test tier_directory_test tier_failing_calls_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test tier_systems_test tiers_test)
+  TESTS stored_records_test tier_companions_test tier_directory_test tier_failing_calls_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test tier_systems_test tier_values_test tiers_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -Og
   TESTS cuda_write_test cuda_attention_test cuda_emulator_test cuda_front_test cuda_same_code_test)
 chunkattn_fast_program(fast_cuda_host SCALE 0.3 OPTIONS -Og
