@@ -19,6 +19,7 @@
 #include "chunkattn/variants.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
+#include "tests/support/window_drafts.hpp"
 #include "tests/support/window_engine.hpp"
 
 using namespace chunkattn;
@@ -243,6 +244,25 @@ TEST_CASE("kernels read short plans as whole ones") {
     run<64>({.windows = {72, 200}, .max_chunks = 90, .max_window_chunks = 50, .max_text = 600},
             reduce, ++stream);
   }
+}
+
+TEST_CASE("drafts that are a tree have their windows") {
+  using Reduce = CpuOptions::Reduce;
+  std::uint64_t stream = 60, copied = 0, branches = 0, refused = 0;
+  const auto chat = [&](auto engine) {
+    for (int i = test::scaled(1500); i > 0; --i) engine.operate();
+    engine.end();
+    copied += engine.copied, branches += engine.branches, refused += engine.refused;
+    CHECK(engine.recomputed > 0);
+  };
+  for (const Reduce reduce : {Reduce::deterministic, Reduce::batch_invariant}) {
+    chat(test::WindowDrafts<16, Kernels>(40, 22, ++stream, Kernels(reduce, 2)));
+    chat(test::WindowDrafts<64, Kernels>(20, 30, ++stream, Kernels(reduce, 2)));
+    chat(test::WindowDrafts<4, Kernels>(9, 200, ++stream, Kernels(reduce, 2)));
+  }
+  CHECK(copied > 0);
+  CHECK(branches > 0);
+  CHECK(refused > 0);
 }
 
 }  // namespace

@@ -271,6 +271,97 @@ TEST_CASE("a fork among many looks at its own copies alone") {
   for (std::size_t i = 0; i < 90; ++i) CHECK(count(i) == 1);
 }
 
+TEST_CASE("a fork counts on no copy whose source may go before it is made") {
+  using Short = PrefixTree<int, 16>;
+  Short tree({}, {.min_run = 16});
+  WindowedLayers<Short> layers(tree, {.window = 2, .max_chunks = 4});
+  AttentionPlan plan;
+  const auto compute = [&](Short::Sequence& sequence, std::size_t rows) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(sequence, rows));
+    const auto view = plan.build(step);
+    const LiveView near = layers.view(view);
+    auto finished = std::move(step).finish();
+    for (const auto& row : finished.rows()) return finished.commit(row, 7), near.num_copies;
+    return near.num_copies;
+  };
+  auto one = tree.insert(test::iota(0, 15));
+  layers.resume(one);
+  for (const std::size_t rows : {15, 1, 1, 1, 1}) compute(one, rows);
+  // Its tail is in two chunks, of which its own window needs the second.
+  std::vector<Short::Sequence> forks;
+  for (int i = 0; i < 3; ++i) {
+    forks.push_back(one.fork(17));
+    REQUIRE(forks.back().num_scheduled() == 16);
+    if (i < 2)
+      CHECK(layers.resume(forks.back()) == 16);
+    else  // the first chunk of the tail is held, with the second and those of two forks
+      CHECK_THROWS_AS(layers.resume(forks.back()), const OutOfChunks&);
+  }
+  forks.pop_back();
+  const auto& group = detail::WindowAccess::group(layers);
+  for (auto& fork : forks) {
+    REQUIRE(layers.is_ready(fork));
+    while (fork.size() == 17) compute(fork, 1);
+    fork.for_each_run({15, 1}, [&](const Piece& piece) {
+      const ChunkIndex c = group.chunks().find(piece.chunk);
+      REQUIRE(c != no_chunk);
+      CHECK(group.chunks().written(detail::WindowChunks::slot(c, piece.begin)) != 0);
+    });
+    fork.leave();
+  }
+}
+
+TEST_CASE("what a step copied without a view, no fork has") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 32 + 5));
+  for (int i = 0; i < 3; ++i) model.compute(one, 37, i);
+  auto fork = one.fork();
+  const std::size_t end = fork.num_scheduled();
+  REQUIRE(model.layers.resume(fork) == end);
+  auto other = model.tree.insert(test::iota(100, 10));
+  {
+    auto finished = model.step_of(other, 10, model.plan, {}, /*takes_view=*/false).finish();
+  }
+  CHECK_FALSE(model.layers.is_ready(fork));
+  CHECK(model.layers.is_ready(one));
+  CHECK(model.layers.resume(fork) < end);
+  CHECK(model.layers.is_ready(fork));
+  model.compute(fork, 40);
+  CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("rows whose results are not used any more are written nowhere") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20)), two = model.join(test::iota(100, 40));
+  model.compute(one, 20);
+  model.compute(two, 40);
+  const int drafts[] = {70, 71};
+  auto first = model.step_of(one, 3, model.plan, drafts).submit();
+  auto second = model.tree.begin_step();
+  REQUIRE(second.add(two, 1));
+  REQUIRE(second.add(one, 1));  // after both drafts
+  {
+    auto finished = std::move(first).finish();
+    Steps::commit(finished, 80);  // which are rejected
+  }
+  for (const bool again : {false, true}) {
+    const auto view = model.second_plan.build(second);
+    const LiveView near = model.layers.view(view);
+    CHECK(near.writes[0].chunk != no_chunk);
+    CHECK(near.writes[1].chunk == no_chunk);
+    if (again) break;
+  }
+  {
+    auto finished = std::move(second).finish();
+    Steps::commit(finished, 90);
+  }
+  CHECK(model.layers.is_ready(one));
+  CHECK(model.layers.window_end(one, Tree::Sequence::whole) == one.num_scheduled());
+  model.compute(one, 5);
+  CHECK(model.group().is_consistent());
+}
+
 TEST_CASE("windows are kept at junctions that come while a prompt is computed") {
   test::Random random(51);
   for (int round = test::scaled(40); round > 0; --round) {

@@ -763,23 +763,6 @@ TEST_CASE("what does not fit is refused before anything changes") {
   CHECK(refused([&] { (void)kv.layer(0); }).starts_with("cache = orphaned"));
 }
 
-TEST_CASE("drafts that are a tree are refused by name") {
-  using Tree = PrefixTree<int, 16>;
-  Tree tree;
-  WindowedLayers<Tree> layers(tree, {.window = 20, .max_chunks = 4});
-  auto one = tree.insert({1, 2, 3});
-  layers.resume(one);
-  auto step = tree.begin_step();
-  const int drafts[] = {7, 8};
-  const std::int32_t parents[] = {-1, -1};
-  REQUIRE(step.add(one, 5, {.tokens = drafts, .parents = parents}));
-  AttentionPlan plan;
-  const auto view = plan.build(step);
-  CHECK(refused([&] { (void)layers.view(view); }) ==
-        "step = with drafts that are a tree: expected drafts that are a chain, for layers with "
-        "windows");
-}
-
 TEST_CASE("the memory of a group has an id of its own") {
   using Tree = PrefixTree<int, 16>;
   Tree tree;

@@ -101,9 +101,19 @@ class WindowChunks {
     if (c == no_chunk) return;
     Record& record = records_[to_size(c)];
     record.of_tree = no_chunk;
+    if (record.is_scratch) {
+      record.is_scratch = false;
+      return release(c);
+    }
     if (record.holds > 0) return;
     unlink(c);
     free(c);
+  }
+  /// A held chunk stays held until the tree frees its own: drafts of a tree may be copied from it.
+  void set_scratch(ChunkIndex c) noexcept {
+    Record& record = records_[to_size(c)];
+    if (!record.is_scratch) ++record.holds;
+    record.is_scratch = true;
   }
   /// Is called with each chunk that is about to be free.
   void set_free_sink(std::unique_ptr<FreeSink> sink) { free_sink_ = std::move(sink); }
@@ -163,6 +173,10 @@ class WindowChunks {
   /// Their K/V is that of no token any more.
   void forget(const Slots& s) noexcept { written_[at(s)] &= ~s.mask; }
 
+  /// For tests: adds those that set_scratch() holds.
+  void count_scratch(Array<std::int32_t>& holds) const {
+    for (std::size_t c = 0; c < records_.size(); ++c) holds[c] += records_[c].is_scratch ? 1 : 0;
+  }
   /// For tests: whether lists and counts say the same.
   [[nodiscard]] bool is_consistent() const {
     std::size_t used = 0, cached = 0, listed = 0;
@@ -186,7 +200,7 @@ class WindowChunks {
   struct Record {
     ChunkIndex of_tree = no_chunk;
     std::int32_t holds = 0;
-    bool kept = false;
+    bool kept = false, is_scratch = false;
     ChunkIndex older = no_chunk, newer = no_chunk;  ///< cached; `newer` links free ones, too
   };
 

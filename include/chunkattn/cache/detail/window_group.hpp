@@ -18,7 +18,6 @@
 #include <memory>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/check.hpp"
@@ -26,6 +25,7 @@
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
 #include "window_chunks.hpp"
+#include "window_holds.hpp"
 #include "window_search.hpp"
 #include "window_writes.hpp"
 
@@ -55,13 +55,13 @@ class WindowGroup final : public NodeObserver {
 
   /// Whether the sequence can be added to a step as it stands.
   [[nodiscard]] bool is_ready(SequenceIndex s) const noexcept {
-    return to_size(s) < holds_.size() && holds_[to_size(s)].covers(core_.sequences[s].cursor);
+    return holds_.covers(s, core_.sequences[s].cursor);
   }
   /// Holds the window before a position for a sequence that is to be computed from there on, until
   /// commit_resume() or cancel_resume(); and what copies are to bring of it, until it has run a
   /// step. False, with nothing changed, where chunks are missing.
   bool prepare_resume(SequenceIndex s, std::int32_t position) {
-    if (to_size(s) >= holds_.size()) holds_.resize(to_size(s) + 1);
+    holds_.reserve(s);
     wanted_.clear();
     const std::int32_t begin = begin_of(position);
     for_each_run(s, {begin, position - begin},
@@ -73,13 +73,13 @@ class WindowGroup final : public NodeObserver {
       search_.for_each_source(wanted_[i].of_tree,
                               [&](const RowCopy& rows) { wanted_.push_back({rows.source_chunk}); });
     std::rotate(wanted_.begin(), wanted_.begin() + count, wanted_.end());
-    holds_[to_size(s)].parts.reserve(wanted_.size());
+    holds_[s].parts.reserve(wanted_.size());
     return take_wanted();
   }
   void commit_resume(SequenceIndex s, std::int32_t position) noexcept {
     const SequenceRecord& record = core_.sequences[s];
-    Hold& hold = holds_[to_size(s)];
-    release(hold);
+    WindowHold& hold = holds_[s];
+    holds_.release(hold);
     hold.is_used = true;
     hold.junction = none;
     hold.next = hold.end = position;
@@ -97,13 +97,13 @@ class WindowGroup final : public NodeObserver {
   /// is resumed or leaves. False, with nothing changed but what was cached, where chunks are
   /// missing.
   bool hold_rows(SequenceIndex s, std::span<const TokenRange> ranges) {
-    if (to_size(s) >= holds_.size()) holds_.resize(to_size(s) + 1);
+    holds_.reserve(s);
     wanted_.clear();
     for (const TokenRange range : ranges)
       for_each_run(s, range, [&](ChunkIndex c, std::int32_t, std::int32_t, std::int32_t) {
         wanted_.push_back({c});
       });
-    Hold& hold = holds_[to_size(s)];
+    WindowHold& hold = holds_[s];
     hold.parts.reserve_more(wanted_.size());
     if (!take_wanted()) return false;
     for (const Wanted& wanted : wanted_) hold.parts.push_back({wanted.own, 0, 0});
@@ -121,6 +121,8 @@ class WindowGroup final : public NodeObserver {
       for_each_row(entry, [&](ChunkIndex of_tree, std::int32_t, std::int32_t, std::int32_t) {
         if (!search_.is_held(of_tree)) needed.push_back(of_tree);
       });
+    for (const Draft& draft : step.drafts)
+      if (!search_.is_held(draft.chunk)) needed.push_back(draft.chunk);
     return count_distinct(needed);
   }
   /// Chunks for the rows of an open step, and where each of them is written, in the caller's order;
@@ -129,7 +131,9 @@ class WindowGroup final : public NodeObserver {
   void plan(const StepRecord& step, const PlanView& tree, Array<WriteTarget>& writes,
             Array<RowCopy>& copies) {
     writes_.drop(step.number);
-    check_entries(step);
+    for (const auto& other : core_.steps.all())
+      if (other->state == StepState::in_flight && !other->is_void) check_planned(*other);
+    find_wanted(step);
     std::size_t num_copied = 0;
     for (std::int32_t i = 0; i < tree.num_copies; ++i) num_copied += to_size(tree.copies[i].length);
     WindowWrites::OfStep& own =
@@ -137,14 +141,19 @@ class WindowGroup final : public NodeObserver {
     writes.resize(to_size(tree.num_rows));
     copies.clear();
     copies.reserve(num_copied);
-    take_chunks(step);
+    if (!take_wanted()) fail_out_of_chunks();
     // From here on nothing fails.
     own.set_step(step);
     plan_copies(tree, copies, own);
     for (std::size_t i = 0; i < step.entries.size(); ++i) {
-      plan_rows(step.entries[i], tree, writes, own);
+      const StepEntry& entry = step.entries[i];
+      plan_entry(step, entry, tree, writes.data() + entry.first_row, own);
       own.ends[i] = own.slots.size();
     }
+    if (step.scratch != none)
+      core_.topology.for_each_chunk(core_.sequences.tail(step.scratch), [&](ChunkIndex of_tree) {
+        if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk) chunks_.set_scratch(c);
+      });
     release_wanted();
   }
 
@@ -178,23 +187,21 @@ class WindowGroup final : public NodeObserver {
       }
       writes_.settle(*own, begin, own->ends[e], counts);
       begin = own->ends[e];
-      if (counts) advance(entry);
+      if (counts) holds_.advance(entry);
     }
-    if (own == nullptr) return;
+    if (own == nullptr) {
+      if (has_run) lose_copies(step.number);
+      return;
+    }
     own->step = 0;
     if (!has_run) writes_.plan_again();
   }
   void on_void() noexcept override { writes_.plan_again(); }
   void on_load(SequenceIndex s, TokenRange range) noexcept override {
-    end_hold(s, range.begin);
+    holds_.end(s, range.begin);
     forget(s, range);
   }
-  void on_leave(SequenceIndex s) noexcept override {
-    if (to_size(s) >= holds_.size()) return;
-    Hold& hold = holds_[to_size(s)];
-    if (hold.is_used) keep(hold, hold.next);
-    release(hold);
-  }
+  void on_leave(SequenceIndex s) noexcept override { holds_.leave(s); }
   void reserve(std::size_t) override {}
   void on_release(NodeIndex, std::int32_t) noexcept override {}
   void on_split(NodeIndex, NodeIndex) noexcept override {}
@@ -202,23 +209,15 @@ class WindowGroup final : public NodeObserver {
 
   [[nodiscard]] bool is_consistent() const override {
     Array<std::int32_t> holds(chunks_.high_water());
-    for (const Hold& hold : holds_)
-      for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
-        ++holds[to_size(hold.parts[i].chunk)];
-    for (const Hold& hold : holds_)  // released parts do not pile up
-      if (hold.first >= 32 && 2 * hold.first > hold.parts.size()) return false;
+    holds_.count_holds(holds);
     writes_.count_holds(holds);
+    chunks_.count_scratch(holds);
     for (std::size_t c = 0; c < holds.size(); ++c)
       if (holds[c] != chunks_.num_holds(static_cast<ChunkIndex>(c))) return false;
-    return chunks_.is_consistent();
+    return holds_.is_consistent() && chunks_.is_consistent();
   }
 
  private:
-  /// Path positions [begin, end) of a sequence in one chunk.
-  struct Part {
-    ChunkIndex chunk;
-    std::int32_t begin, end;
-  };
   /// A chunk of the tree, the group's for it, and path positions in it where these are wanted.
   struct Wanted {
     ChunkIndex of_tree;
@@ -229,22 +228,6 @@ class WindowGroup final : public NodeObserver {
     NodeIndex node;
     std::int32_t offset, length;
   };
-  /// The chunks that a live sequence holds, for its next row and the steps that are not over.
-  struct Hold {
-    bool is_used = false;
-    std::int32_t next = 0;        ///< where its next row is, at least
-    std::int32_t end = 0;         ///< one past the last row of any step
-    std::int32_t prompt_end = 0;  ///< where the prompt, sent again, would be resumed
-    NodeIndex junction = none;    ///< the first node after `next`, unless it was split; or none
-    std::size_t first = 0;        ///< of `parts`; those before were released
-    Array<Part> parts;
-
-    /// Whether it has the window of a row at this position.
-    [[nodiscard]] bool covers(std::int32_t position) const noexcept {
-      return is_used && position <= end;
-    }
-  };
-
   [[nodiscard]] std::int32_t begin_of(std::int32_t next) const noexcept {
     return search_.begin_of(next);
   }
@@ -316,52 +299,6 @@ class WindowGroup final : public NodeObserver {
     }
     return true;
   }
-  void release(Hold& hold) noexcept {
-    for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
-      chunks_.release(hold.parts[i].chunk);
-    hold.parts.clear();
-    hold.first = 0;
-    hold.is_used = false;
-  }
-  // The window before a position stays cached.
-  void keep(const Hold& hold, std::int32_t position) noexcept {
-    const std::int32_t begin = begin_of(position);
-    if (begin == position) return;  // a row that reads none before it
-    for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
-      if (hold.parts[i].end > begin && hold.parts[i].begin < position)
-        chunks_.keep(hold.parts[i].chunk);
-  }
-  // The entry's rows have run.
-  void advance(const StepEntry& entry) noexcept {
-    Hold& hold = holds_[to_size(entry.sequence)];
-    const std::int32_t next = entry.output_position();
-    if (next <= hold.next) return;
-    NodeIndex i = core_.sequences[entry.sequence].tail;
-    if (hold.junction != none && core_.topology.node(hold.junction).position > next)
-      i = hold.junction;
-    hold.junction = none;
-    for (; core_.topology.node(i).position > hold.next; i = core_.topology.node(i).parent) {
-      if (core_.topology.node(i).position > next)
-        hold.junction = i;
-      else
-        keep(hold, core_.topology.node(i).position);
-    }
-    if (hold.prompt_end > hold.next && hold.prompt_end <= next) keep(hold, hold.prompt_end);
-    hold.next = next;
-    while (hold.first < hold.parts.size() && hold.parts[hold.first].end <= begin_of(next))
-      chunks_.release(hold.parts[hold.first++].chunk);
-    if (hold.first < 32 || 2 * hold.first < hold.parts.size()) return;
-    std::copy(hold.parts.begin() + hold.first, hold.parts.end(), hold.parts.begin());
-    hold.parts.resize(hold.parts.size() - hold.first);
-    hold.first = 0;
-  }
-
-  // Beyond its next row a hold has rows of drafts that were rejected, and of dropped steps.
-  void end_hold(SequenceIndex s, std::int32_t position) noexcept {
-    if (to_size(s) >= holds_.size()) return;
-    Hold& hold = holds_[to_size(s)];
-    hold.end = (std::min)(hold.end, (std::max)(hold.next, position));
-  }
   // What is there is not K/V of these positions.
   void forget(SequenceIndex s, TokenRange range) noexcept {
     core_.sequences.for_each_node(
@@ -375,9 +312,19 @@ class WindowGroup final : public NodeObserver {
               });
         });
   }
+  // The step has made its copies for the tree alone.
+  void lose_copies(std::uint64_t step) noexcept {
+    for (const PendingCopy& copy : core_.pending_copies) {
+      const ChunkIndex c = chunks_.find(copy.rows.target_chunk);
+      if (copy.step != step || c == no_chunk) continue;
+      WindowChunks::for_each_word(c, copy.rows.target_begin, copy.rows.length,
+                                  [&](const auto& slots) { chunks_.forget(slots); });
+      holds_.lose(c);
+    }
+  }
   // The entry's rows have run for the tree alone. What the tree had before, others may have here.
   void skip(const StepEntry& entry) noexcept {
-    end_hold(entry.sequence, entry.begin);
+    holds_.end(entry.sequence, entry.begin);
     const std::int32_t begin =
         (std::max)(entry.begin, core_.topology.written_end(core_.sequences[entry.sequence].tail));
     if (begin < entry.end()) forget(entry.sequence, {begin, entry.end() - begin});
@@ -385,19 +332,6 @@ class WindowGroup final : public NodeObserver {
 
   // ---- a step's plan -------------------------------------------------------------------------
 
-  void check_entries(const StepRecord& step) const {
-    check_argument(step.trees.empty(), "step", "with drafts that are a tree",
-                   "drafts that are a chain, for layers with windows");
-    for (const auto& other : core_.steps.all())
-      if (other->state == StepState::in_flight && !other->is_void) check_planned(*other);
-    for (const StepEntry& entry : step.entries) {
-      if (to_size(entry.sequence) < holds_.size() &&
-          holds_[to_size(entry.sequence)].covers(entry.begin)) [[likely]]
-        continue;
-      fail_argument("position of a sequence's first row", entry.begin,
-                    "one whose window is there: call resume() before add() unless is_ready()");
-    }
-  }
   // A step that runs writes rows here, too, which later ones read.
   void check_planned(const StepRecord& step) const {
     const WindowWrites::OfStep* const own = writes_.find(step.number);
@@ -406,18 +340,22 @@ class WindowGroup final : public NodeObserver {
     for (const StepEntry& entry : step.entries) {
       const SequenceRecord& record = core_.sequences[entry.sequence];
       const bool counts = entry.generation == record.generation && entry.epoch == record.epoch;
-      if (counts && to_size(entry.sequence) < holds_.size() &&
-          holds_[to_size(entry.sequence)].is_used)
+      const WindowHold* const hold = holds_.find(entry.sequence);
+      if (counts && hold != nullptr && hold->is_used)
         fail_argument("step in flight", step.number,
                       "one of whose plan view() was called: finish it, then resume() what was in "
                       "it");
     }
   }
   // A chunk for each run of rows, and what is there already is held until release_wanted().
-  void take_chunks(const StepRecord& step) {
+  void find_wanted(const StepRecord& step) {
     wanted_.clear();
     for (const StepEntry& entry : step.entries) {
-      Hold& hold = holds_[to_size(entry.sequence)];
+      if (is_superseded(entry)) continue;
+      if (!holds_.covers(entry.sequence, entry.begin)) [[unlikely]]
+        fail_argument("position of a sequence's first row", entry.begin,
+                      "one whose window is there: call resume() before add() unless is_ready()");
+      WindowHold& hold = holds_[entry.sequence];
       hold.parts.reserve_more(to_size(entry.length));
       const bool is_held = hold.parts.size() > hold.first && hold.parts.back().begin < entry.begin;
       const ChunkIndex last = is_held ? hold.parts.back().chunk : no_chunk;
@@ -425,7 +363,11 @@ class WindowGroup final : public NodeObserver {
         if (last == no_chunk || chunks_.find(c) != last) wanted_.push_back({c});
       });
     }
-    if (!take_wanted()) fail_out_of_chunks();
+    for (const Draft& draft : step.drafts) wanted_.push_back({draft.chunk});
+  }
+  // What it rests on was discarded: its results are not used, and its slots may be another's.
+  [[nodiscard]] bool is_superseded(const StepEntry& entry) const noexcept {
+    return entry.epoch != core_.sequences[entry.sequence].epoch;
   }
   void release_wanted() noexcept {
     for (const Wanted& wanted : wanted_) chunks_.release(wanted.own);
@@ -446,39 +388,52 @@ class WindowGroup final : public NodeObserver {
     }
     own.num_copied = own.slots.size();
   }
-  // A row is written where the tree's is, and where only the group has lost it.
-  void plan_rows(const StepEntry& entry, const PlanView& tree, Array<WriteTarget>& writes,
-                 WindowWrites::OfStep& own) noexcept {
-    Hold& hold = holds_[to_size(entry.sequence)];
-    // Of a step that did not run, or drafts that were rejected.
-    while (hold.parts.size() > hold.first && hold.parts.back().begin >= entry.begin) {
-      chunks_.release(hold.parts.back().chunk);
-      hold.parts.pop_back();
+  void plan_entry(const StepRecord& step, const StepEntry& entry, const PlanView& tree,
+                  WriteTarget* rows, WindowWrites::OfStep& own) noexcept {
+    const std::span<const Draft> drafts = step.tree_of(entry);
+    const std::int32_t tree_begin = drafts.empty() ? entry.end() : entry.output_position();
+    WriteTarget* const first_draft = rows + (tree_begin - entry.begin);
+    if (is_superseded(entry)) [[unlikely]] {
+      std::fill(rows, first_draft + drafts.size(), WriteTarget{no_chunk, 0});
+      return;
     }
-    hold.end = entry.end();
-    for_each_row(entry, [&](ChunkIndex of_tree, std::int32_t offset, std::int32_t count,
-                            std::int32_t position) {
-      const ChunkIndex c = chunks_.find(of_tree);
-      if (hold.parts.size() == hold.first || hold.parts.back().chunk != c) {
-        chunks_.hold(c);
-        hold.parts.push_back({c, position, position});
+    WindowHold& hold = holds_.begin(entry);
+    if (entry.chunk != no_chunk) [[likely]] {
+      const ChunkIndex c = chunks_.find(entry.chunk);
+      holds_.extend(hold, c, entry.begin, entry.begin + 1);
+      *rows = {c, entry.offset};
+      return writes_.add(own, WindowChunks::slot(c, entry.offset));
+    }
+    for_each_run(
+        entry.sequence, {entry.begin, entry.length},
+        [&](ChunkIndex of_tree, std::int32_t offset, std::int32_t count, std::int32_t position) {
+          const ChunkIndex c = chunks_.find(of_tree);
+          holds_.extend(hold, c, position, position + count);
+          const std::int32_t first = position - entry.begin;
+          plan_rows(c, offset, (std::min)(count, tree_begin - position),
+                    tree.writes + entry.first_row + first, rows + first, own);
+        });
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+      const ChunkIndex c = chunks_.find(drafts[i].chunk);
+      first_draft[i] = {c, drafts[i].offset};
+      writes_.add(own, WindowChunks::slot(c, drafts[i].offset));
+    }
+  }
+  // Rows in a chunk. Each is written where the tree's is, and where only the group has lost it.
+  void plan_rows(ChunkIndex c, std::int32_t offset, std::int32_t count, const WriteTarget* of_tree,
+                 WriteTarget* rows, WindowWrites::OfStep& own) noexcept {
+    std::int32_t k = 0;
+    WindowChunks::for_each_word(c, offset, count, [&](WindowChunks::Slots slots) {
+      const std::uint64_t known = chunks_.known(slots);
+      std::uint64_t written = 0;
+      for (; k < count && (offset + k) >> 6 == slots.word; ++k) {
+        const std::uint64_t bit = std::uint64_t{1} << ((offset + k) & 63);
+        const bool writes_it = of_tree[k].chunk != no_chunk || (known & bit) == 0;
+        rows[k] = writes_it ? WriteTarget{c, offset + k} : WriteTarget{no_chunk, 0};
+        if (writes_it) written |= bit;
       }
-      hold.parts.back().end = position + count;
-      const std::int32_t row = entry.first_row + position - entry.begin;
-      std::int32_t k = 0;
-      WindowChunks::for_each_word(c, offset, count, [&](WindowChunks::Slots slots) {
-        const std::uint64_t known = chunks_.known(slots);
-        std::uint64_t written = 0;
-        for (; k < count && (offset + k) >> 6 == slots.word; ++k) {
-          const std::uint64_t bit = std::uint64_t{1} << ((offset + k) & 63);
-          const bool writes_it = tree.writes[row + k].chunk != no_chunk || (known & bit) == 0;
-          writes[to_size(row + k)] =
-              writes_it ? WriteTarget{c, offset + k} : WriteTarget{no_chunk, 0};
-          if (writes_it) written |= bit;
-        }
-        slots.mask = written;
-        if (written != 0) writes_.add(own, slots);
-      });
+      slots.mask = written;
+      if (written != 0) writes_.add(own, slots);
     });
   }
 
@@ -486,7 +441,7 @@ class WindowGroup final : public NodeObserver {
   WindowChunks chunks_;
   WindowSearch search_;
   WindowWrites writes_{chunks_, core_.steps};
-  std::vector<Hold> holds_;  ///< by sequence
+  WindowHolds holds_{core_, chunks_, search_};
   Array<Wanted> wanted_;
   Array<ChunkIndex> fresh_;      ///< of the tree, wanted and without a chunk
   std::size_t num_missing_ = 0;  ///< chunks, where take_wanted() failed
