@@ -29,15 +29,15 @@ TASKS = {
 }  # fmt: skip
 
 
-def write(folder, words, questions, passage_words=60, choice_words=4, text_words=300, seed=1):
-    """Writes all tasks. words: that texts are made of, in their order."""
+def write(folder, words, questions, passage_words=60, example_words=None, choice_words=4, text_words=300, seed=1):
+    """Writes all tasks. words: that texts are made of, in their order. example_words: passages of the examples."""
     folder, draw = pathlib.Path(folder), random.Random(seed)
 
     def piece(count):
         begin = draw.randrange(len(words) - count)
         return words[begin : begin + count]
 
-    def document():
+    def document(passage_words):
         """A passage, how it goes on, and three pieces from elsewhere."""
         whole = piece(passage_words + choice_words)
         choices = [" ".join(piece(choice_words)) for _ in range(3)]
@@ -47,9 +47,9 @@ def write(folder, words, questions, passage_words=60, choice_words=4, text_words
         return {"passage": " ".join(whole[:passage_words]), "choices": choices, "answer": answer, "text": text}
 
     files = {}
-    for split, count in (("train", 40), ("test", questions)):
+    for split, count, length in (("train", 40, example_words or passage_words), ("test", questions, passage_words)):
         files[split] = str(folder / f"{split}.jsonl")
-        lines = [json.dumps(document()) for _ in range(count)]
+        lines = [json.dumps(document(length)) for _ in range(count)]
         pathlib.Path(files[split]).write_text("\n".join(lines) + "\n", encoding="utf-8")
     for name, task in TASKS.items():
         task = task | {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": files},

@@ -88,7 +88,7 @@ class LmEvalTest(unittest.TestCase):
         cls.kept = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.kept.name)
         text = words(draw, 5000)
-        local_tasks.write(cls.folder, text, QUESTIONS, passage_words=180, seed=SEED)
+        local_tasks.write(cls.folder, text, QUESTIONS, example_words=190, seed=SEED)
         tokenizer = tokenizer_of(" ".join(text), 500)
         config = transformers.LlamaConfig(**models.COMMON | dict(vocab_size=len(tokenizer)), head_dim=64,
                                           bos_token_id=0, eos_token_id=1)  # fmt: skip

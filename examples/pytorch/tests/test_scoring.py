@@ -3,7 +3,10 @@
     python -m unittest test_scoring
 """
 
+import contextlib
+import io
 import os
+import pathlib
 import random
 import threading
 import unittest
@@ -190,6 +193,19 @@ class ScoringTest(unittest.TestCase):
         for pair, score in zip(pairs, scores, strict=True):
             self.check(*pair, score)
 
+    def test_greedy(self):
+        """One token that is not the most probable one is enough, wherever it is."""
+        prompt = [3, 1, 4, 1, 5]
+        generator, continuations = Generator(self.model, check=False), []
+        for wrong in (None, 0, 1, 2):
+            tokens = []
+            for i in range(3):
+                best = int(self.alone(prompt + tokens)[-1].argmax())
+                tokens.append((best + 1) % VOCABULARY if i == wrong else best)
+            continuations.append(tokens)
+        scores = generator.score(prompt, continuations)
+        self.assertEqual([score.is_greedy for score in scores], [True, False, False, False])
+
     def test_text(self):
         """Prompts and continuations that are text are split where lm-eval splits them."""
         generator, tokenizer = Generator(self.model, Tokenizer(), check=False), Tokenizer()
@@ -207,6 +223,16 @@ class ScoringTest(unittest.TestCase):
         self.check(tokenizer("xyz").input_ids, [9, 8], score)
         [score] = generator.score("xya", ["b"])
         self.assertRegex(str(score.error), "continuation = 'b': expected text that adds tokens")
+
+    def test_page(self):
+        """The program of docs/pytorch.md prints what stands there."""
+        page = pathlib.Path(__file__).resolve().parents[3] / "docs" / "pytorch.md"
+        text = page.read_text(encoding="utf-8").split("**Scores.**")[1]
+        program, output = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "output"))
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile(program, str(page), "exec"), {})
+        self.assertEqual(said.getvalue(), output)
 
     def test_errors(self):
         """A pair that is refused says why, and the others are scored."""
@@ -245,6 +271,7 @@ class ScoringTest(unittest.TestCase):
             (lambda: generator.score([], [[1]]), "prompt = \\[\\]"),
             (lambda: generator.score([1], "text"), "continuations = str: expected a list"),
             (lambda: generator.score([1], 7), "continuations = int: expected a list"),
+            (lambda: generator.score([1], {"input_ids": [[1]]}), "continuations = dict: expected a list"),
             (lambda: generator.score([1], [[1]], tenant=-1), "tenant = -1: expected"),
             (lambda: generator.score_many([good], adapter=-1), "adapter = -1: expected"),
         ):

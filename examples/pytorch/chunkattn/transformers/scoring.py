@@ -6,6 +6,7 @@ Texts are computed in the order of a trie: what they begin with alike is compute
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy
 
@@ -50,8 +51,7 @@ class Asked:
         self.begin = len(prompt) - 1  # position of the row that says what its first token is
         self.missing = len(continuation)
         self.score = Score(continuation, [None] * len(continuation), True)
-        # What is computed of it, in bytes that compare as tokens do.
-        self.text = numpy.concatenate([prompt, numpy.array(continuation[:-1], ">i4")]).astype(">i4")
+        self.text = numpy.concatenate([prompt, numpy.array(continuation[:-1], numpy.int32)])  # what is computed
 
 
 class Row:
@@ -122,7 +122,7 @@ class Reader:
     def prompt(self, given):
         key = given if isinstance(given, str) else id(given)
         if key not in self.known:
-            self.known[key] = given, numpy.array(tokens_of(given, self.tokenizer, self.vocabulary), ">i4")
+            self.known[key] = given, numpy.array(tokens_of(given, self.tokenizer, self.vocabulary), numpy.int32)
         return self.known[key][1]
 
     def pair(self, pair):
@@ -151,7 +151,7 @@ class Reader:
 
 
 def score(generator, prompt, continuations, where):
-    if isinstance(continuations, str) or not hasattr(continuations, "__iter__"):
+    if isinstance(continuations, (str, Mapping)) or not hasattr(continuations, "__iter__"):
         raise ValueError(f"continuations = {type(continuations).__name__}: expected a list of continuations")
     reader = Reader(generator)
     reader.prompt(prompt)  # raises what is wrong with it, once
@@ -197,8 +197,8 @@ def _scores(generator, reader, pairs, where, strict=False, progress=None):
 
 def _texts(generator, all_asked, where):
     """Yields each text that is no beginning of another, those with a common beginning one after the other."""
-    all_asked.sort(key=lambda asked: asked.text.tobytes())
-    ready, text, rows = [], numpy.array([], ">i4"), {}
+    all_asked.sort(key=lambda asked: asked.text.tobytes())  # in any order of tokens
+    ready, text, rows = [], numpy.array([], numpy.int32), {}
     for asked in [*all_asked, None]:
         after = text[:0] if asked is None else asked.text
         shortest = min(len(text), len(after))
