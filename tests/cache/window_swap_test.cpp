@@ -133,6 +133,26 @@ TEST_CASE("a sequence that is swapped out in the middle of its prompt goes on th
   model.check(*back);
 }
 
+TEST_CASE("one whose output was not known yet comes back ready to compute it again") {
+  Floats model({40, 7}, 64);
+  auto one = model.tree.insert(iota(0, 300));
+  SwappedSequence<int> swapped;
+  REQUIRE(model.step(one, 1000, [&] {
+    swapped = swap_out(one, model.cache, model.companions);
+    return false;
+  }));
+  CHECK(swapped.options.compute_last);
+  CHECK(swapped.companions[0].ranges == std::vector<TokenRange>{{299 - 39, 39}});
+  forget_cache(model);
+  auto back = resume(model.tree, model.cache, swapped, model.companions);
+  REQUIRE(back);
+  CHECK(model.is_ready(*back));
+  CHECK(back->num_scheduled() == 299);
+  model.compute(*back);
+  CHECK(model.num_rows == 301);
+  model.check(*back);
+}
+
 TEST_CASE("one that computes tokens again, for their windows, goes on where it was") {
   Floats model({40}, 64, 1000, /*max_cached=*/0);
   auto longer = model.answer(iota(0, 300));
@@ -262,9 +282,35 @@ TEST_CASE("what a group has is not overwritten, and what it lacks is") {
   REQUIRE(rows.ranges == std::vector<TokenRange>{{70, 20}});
   std::fill(rows.bytes.begin(), rows.bytes.end(), std::byte{0x11});
   auto other = model.tree.insert(iota(0, 100));
+  REQUIRE(model.make_ready(other));
   REQUIRE(scatter_rows(other, rows, model.groups[0]->kv));
+  CHECK_FALSE(model.is_ready(other));
   model.check(one);
   model.check(other);
+  REQUIRE(model.make_ready(other));
+  model.compute(other);
+  model.check(other);
+}
+
+TEST_CASE("what a step is to write is left to it") {
+  Floats model({40}, 64, 1000, /*max_cached=*/0);
+  auto longer = model.answer(iota(0, 300));
+  auto writes = model.tree.insert(iota(0, 200));
+  auto loads = model.tree.insert(iota(0, 200));
+  REQUIRE(model.make_ready(writes));
+  CompanionRows rows = detail::no_rows_of(model.groups[0]->kv);
+  for (std::int32_t p = 40; p < 60; ++p) (void)rows.add(p);
+  {
+    auto step = model.tree.begin_step();
+    REQUIRE(step.add(writes, 50));
+    const auto view = model.plan.build(step);
+    (void)model.groups[0]->layers.view(view);
+    REQUIRE(scatter_rows(loads, rows, model.groups[0]->kv));
+    CHECK(gather_rows(loads, {0, 100}, model.groups[0]->kv).ranges ==
+          std::vector<TokenRange>{{50, 10}});
+  }  // dropped: they are still not there
+  CHECK(gather_rows(loads, {0, 100}, model.groups[0]->kv).ranges ==
+        std::vector<TokenRange>{{50, 10}});
 }
 
 TEST_CASE("what is not of the group, or cannot be loaded, is refused by name") {

@@ -75,6 +75,11 @@ class Travellers {
   }
   /// Computes at most so many rows of it; commits an output if they are the last.
   bool step(Sequence& one, std::size_t rows) {
+    return step(one, rows, [] { return true; });
+  }
+  /// \param commits  called when the step has run: whether its output is to be committed
+  template <class F>
+  bool step(Sequence& one, std::size_t rows, const F& commits) {
     auto step = tree.begin_step();
     if (!make_ready(one)) return false;
     const std::size_t begin = one.num_scheduled();
@@ -86,6 +91,7 @@ class Travellers {
       write(groups[g]->cache, groups[g]->layers.view(view), paths, begin, g + 1);
     num_rows += to_size(view.num_rows);
     auto finished = std::move(step).finish();
+    if (!commits()) return true;
     for (const auto& row : finished.rows())
       finished.commit(row, static_cast<int>(paths.back() % 3));
     return true;

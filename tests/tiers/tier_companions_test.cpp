@@ -17,6 +17,7 @@
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
+#include "tests/support/tier_folder.hpp"
 #include "tests/support/travellers.hpp"
 
 using namespace chunkattn;
@@ -96,6 +97,10 @@ TEST_CASE("a prompt is resumed where its window was when it was evicted") {
     again.leave();
     CHECK(now.model.groups[0]->layers.stats().used_chunks ==
           now.model.groups[0]->layers.stats().cached_chunks);
+    now.evict();
+    auto exact = now.load(iota(0, 288));  // its last token is computed in any case
+    CHECK(exact.num_written() == 287);
+    CHECK(now.model.end(exact) == 287);
   }
 }
 
@@ -197,28 +202,46 @@ TEST_CASE("records of other companions are none") {
 }
 
 TEST_CASE("a block that was stored before its window was kept is stored again with it") {
-  Tiered model(memory(), {32}, 1000, {}, /*write_through=*/true);
-  {
-    auto one = model.model.tree.insert(iota(0, 300));
-    for (int i = 0; i < 29; ++i) {
-      REQUIRE(model.model.step(one, 10));
-      (void)model.tiers->advance(100);
-      model.tiers->flush();
+  for (const bool is_slow : {false, true}) {  // the tier
+    CAPTURE(is_slow);
+    Tiered model(memory(), {32}, 1000, {}, /*write_through=*/true);
+    {
+      auto one = model.model.tree.insert(iota(0, 300));
+      for (int i = 0; i < 29; ++i) {
+        REQUIRE(model.model.step(one, 10));
+        (void)model.tiers->advance(100);
+        if (!is_slow) model.tiers->flush();
+      }
+      CHECK(model.tiers->stats().gathered == 18);
+      model.model.compute(one);
     }
-    CHECK(model.tiers->stats().tiers[0].stored == 18);
-    model.model.compute(one);
+    const std::size_t before = model.tier->num_bytes();
+    model.evict();
+    const std::size_t row = model.model.groups[0]->kv.bytes_per_token();
+    CHECK(model.tier->num_bytes() >= before + 16 * row);
+    CHECK(model.tiers->stats().tiers[0].stored <= 18 + 2);  // those alone
+    if (!is_slow) CHECK(model.tiers->stats().gathered <= 18 + 2);
+    {
+      auto again = model.load(iota(0, 300));
+      CHECK(again.num_written() == 288);
+      CHECK(model.model.end(again) == 288);
+      model.model.compute(again);
+    }
+    const auto stored = model.tiers->stats().tiers[0].stored;
+    model.evict();  // and not once more
+    CHECK(model.tiers->stats().tiers[0].stored == stored);
   }
-  const std::size_t before = model.tier->num_bytes();
-  model.evict();
-  const std::size_t row = model.model.groups[0]->kv.bytes_per_token();
-  CHECK(model.tier->num_bytes() >= before + 16 * row);
-  CHECK(model.tiers->stats().tiers[0].stored <= 18 + 2);  // those alone
-  auto again = model.load(iota(0, 300));
-  CHECK(again.num_written() == 288);
-  CHECK(model.model.end(again) == 288);
-  again.leave();
-  model.evict();  // and not once more
-  CHECK(model.tiers->stats().tiers[0].stored <= 18 + 2);
+}
+
+TEST_CASE("what others have stored is not stored again") {
+  const auto store = memory();
+  for (const bool again : {false, true}) {
+    Tiered model(store, {32});
+    model.answer(iota(0, 300));
+    model.evict();
+    CHECK(model.tiers->stats().gathered == 18);
+    CHECK(model.tiers->stats().tiers[0].stored == (again ? 0 : 18));
+  }
 }
 
 TEST_CASE("a block that was loaded without its window gets it when it is evicted again") {
@@ -254,6 +277,36 @@ TEST_CASE("a group without room takes no rows, and holds nothing for them") {
   const auto after = model.model.groups[0]->layers.stats();
   CHECK(after.used_chunks - after.cached_chunks == before.used_chunks - before.cached_chunks);
   for (const auto& other : others) model.model.check(other);
+}
+
+TEST_CASE("rows lie in files as they are, beside K/V that is rounded") {
+  const test::tier_folder::Folder folder;
+  std::optional<CompanionRows> before;
+  for (const bool again : {false, true}) {
+    Model model({32, 16}, 64);
+    TreeTiers::Options options;
+    options.threads = false;
+    options.stored_as = ElementType::int8;
+    options.companions = model.companions;
+    TreeTiers tiers(model.tree, model.cache,
+                    {std::make_shared<FileTier>(folder.path, std::uint64_t{1} << 28)}, options);
+    auto one = model.tree.insert(iota(0, 300));
+    if (again) {
+      auto load = tiers.load(one);
+      load.wait(one);
+      CHECK(one.num_written() == 288);
+      CHECK(model.end(one) == 288);
+    } else {
+      model.compute(one);
+    }
+    const CompanionRows rows = gather_rows(one, {257, 31}, model.groups[0]->kv);
+    CHECK(rows.ranges == std::vector<TokenRange>{{257, 31}});
+    if (before) CHECK(rows.bytes == before->bytes);
+    before = rows;
+    one.leave();
+    tiers.store_all();
+    tiers.flush();
+  }
 }
 
 TEST_CASE("rows of a block are what its mask says") {
@@ -304,6 +357,7 @@ TEST_CASE("rows are dropped from either end") {
       positions.push_back(position);
     });
     CHECK(some.bytes.size() == positions.size());
+    for (const TokenRange range : some.ranges) CHECK(range.length > 0);
     return positions;
   };
   const std::vector<int> all{3, 4, 5, 9, 10, 20};
@@ -319,23 +373,21 @@ TEST_CASE("rows are dropped from either end") {
 TEST_CASE("of the windows that come the last whole one is kept, and what follows it") {
   Model model({10}, 64);
   auto& kv = model.groups[0]->kv;
-  const auto trimmed = [&](std::vector<TokenRange> ranges, std::int32_t begin) {
+  const auto trimmed = [&](std::vector<TokenRange> ranges) {
     CompanionRows rows = detail::no_rows_of(kv);
     for (const TokenRange range : ranges)
       for (std::int32_t p = range.begin; p < range.end(); ++p) (void)rows.add(p);
-    kv.trim(rows, begin);
+    kv.trim(rows);
     return rows.ranges;
   };
   using Ranges = std::vector<TokenRange>;
-  CHECK(trimmed({{0, 30}}, 0) == Ranges{{21, 9}});
-  CHECK(trimmed({{0, 30}, {50, 8}}, 0) == Ranges{{21, 9}, {50, 8}});
-  CHECK(trimmed({{0, 30}, {50, 9}}, 0) == Ranges{{50, 9}});
-  CHECK(trimmed({{5, 8}}, 0) == Ranges{{5, 8}});
-  CHECK(trimmed({{5, 3}, {20, 8}}, 5) ==
-        Ranges{{5, 3}, {20, 8}});  // the pool may have those before
-  CHECK(trimmed({{5, 3}, {20, 12}}, 5) == Ranges{{23, 9}});
-  CHECK(trimmed({{0, 4}}, 0) == Ranges{{0, 4}});
-  CHECK(trimmed({}, 0).empty());
+  CHECK(trimmed({{0, 30}}) == Ranges{{21, 9}});
+  CHECK(trimmed({{0, 30}, {50, 8}}) == Ranges{{21, 9}, {50, 8}});
+  CHECK(trimmed({{0, 30}, {50, 9}}) == Ranges{{50, 9}});
+  CHECK(trimmed({{5, 3}, {20, 8}}) == Ranges{{5, 3}, {20, 8}});  // the pool may have those before
+  CHECK(trimmed({{5, 3}, {20, 12}}) == Ranges{{23, 9}});
+  CHECK(trimmed({{0, 4}}) == Ranges{{0, 4}});
+  CHECK(trimmed({}).empty());
 }
 
 TEST_CASE("at random, what comes back from tiers is what went there") {

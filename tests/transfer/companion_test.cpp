@@ -36,7 +36,7 @@ class Marks final : public KvCompanion<Sequence> {
  public:
   std::map<std::pair<ChunkIndex, std::int32_t>, std::uint64_t> marks;
   std::string name = "marks 1";
-  std::size_t room = 1000, last = Sequence::whole;
+  std::size_t room = 1000, last = Sequence::whole, multiple_of = 1;
   std::vector<std::size_t> resumed;
 
   [[nodiscard]] std::string format() const override { return name; }
@@ -60,7 +60,7 @@ class Marks final : public KvCompanion<Sequence> {
     return rows.bytes.size() <= room * sizeof(std::uint64_t);
   }
   [[nodiscard]] std::size_t end(const Sequence&, std::size_t limit) const override {
-    return std::min(limit, last);
+    return std::min(limit, last) / multiple_of * multiple_of;
   }
   void resume(Sequence&, std::size_t position) override { resumed.push_back(position); }
 
@@ -156,6 +156,31 @@ TEST_CASE("all companions go on where the last of them can") {
   REQUIRE(back);
   CHECK(b.marks.resumed == std::vector<std::size_t>{17});
   CHECK(near.resumed == std::vector<std::size_t>{17});
+}
+
+TEST_CASE("they go on where all can, wherever each could alone") {
+  Bench b;
+  Marks even, third;
+  even.multiple_of = 2;
+  third.multiple_of = 3;
+  auto goes = b.computed(iota(0, 30), 23);  // 22, 21, 20, 18
+  const auto swapped = swap_out(goes, b.cache, {&even, &third});
+  auto back = resume(b.tree, b.cache, swapped, {&even, &third});
+  REQUIRE(back);
+  CHECK(even.resumed == std::vector<std::size_t>{18});
+  CHECK(third.resumed == std::vector<std::size_t>{18});
+}
+
+TEST_CASE("they go on at a token that is computed again, although its K/V is there") {
+  Bench b;
+  const auto other = b.computed(iota(0, 13), 13);
+  auto goes = b.computed(iota(0, 13), 13);
+  auto swapped = swap_out(goes, b.cache, {&b.marks});
+  swapped.options.compute_last = true;
+  auto back = resume(b.tree, b.cache, swapped, {&b.marks});
+  REQUIRE(back);
+  CHECK(back->num_written() == 13);
+  CHECK(b.marks.resumed == std::vector<std::size_t>{12});
 }
 
 TEST_CASE("a companion without room leaves a swapped sequence where it is") {

@@ -79,11 +79,10 @@ class WindowedKv final : public KvCompanion<typename Tree::Sequence> {
     }
   }
   /// Of whole windows the last one, and what comes after it.
-  void trim(CompanionRows& rows, std::int32_t begin) const override {
+  void trim(CompanionRows& rows) const override {
     for (std::size_t i = rows.ranges.size(); i-- > 0;) {
       const std::int32_t first = needed(detail::to_size(rows.ranges[i].end()), {}).begin;
-      if (rows.ranges[i].begin <= (std::max)(first, begin))
-        return detail::drop_rows_before(rows, (std::max)(first, rows.ranges[i].begin));
+      if (rows.ranges[i].begin <= first) return detail::drop_rows_before(rows, first);
     }
   }
   [[nodiscard]] bool reserve(Sequence& sequence, const CompanionRows& rows) override {

@@ -79,9 +79,8 @@ class KvCompanion {
   virtual void gather_lasting(std::span<const Piece> places, CompanionRows& rows) {
     gather(places, rows);
   }
-  /// Of rows that are coming from there, of positions from `begin` on and in order, drops those
-  /// without which any sequence can go on.
-  virtual void trim(CompanionRows&, [[maybe_unused]] std::int32_t begin) const {}
+  /// Of rows that are coming from there, in order, drops those without which a sequence can go on.
+  virtual void trim(CompanionRows&) const {}
 
   /// Takes memory for rows that scatter() is to put back; the sequence keeps it until it leaves.
   /// False, with nothing changed but what was cached, if there is too little.
@@ -190,8 +189,7 @@ template <class Sequence, class Placed>
                                     TokenRange range) {
   CompanionRows rows = no_rows_of(companion);
   std::vector<Piece> places;
-  if (!range.empty())
-    placed.for_each_run(range, [&](const Piece& piece) { places.push_back(piece); });
+  placed.for_each_run(range, [&](const Piece& piece) { places.push_back(piece); });
   companion.gather(places, rows);
   return rows;
 }

@@ -107,7 +107,6 @@ class WindowGroup final : public NodeObserver {
     hold.parts.reserve_more(wanted_.size());
     if (!take_wanted()) return false;
     for (const Wanted& wanted : wanted_) hold.parts.push_back({wanted.own, 0, 0});
-    wanted_.clear();
     hold.is_used = false;
     return true;
   }

@@ -68,18 +68,20 @@ class TierCompanions {
     for (const auto* const one : all_) rows.push_back(no_rows_of(*one));
     return rows;
   }
-  /// Takes those of a block. Which of them are needed is known when all blocks have come.
-  /// \param first  position from which on blocks come
+  /// Takes those of a block, of positions before `limit`. Which of them are needed is known when
+  /// all blocks have come.
   /// \returns whether there were any
-  bool take(std::span<const std::byte> bytes, std::int32_t begin, std::int32_t first,
+  bool take(std::span<const std::byte> bytes, std::int32_t begin, std::size_t limit,
             std::vector<CompanionRows>& rows) const {
     bool has_rows = false;
-    (void)for_each_tier_row_of(
-        shapes_, bytes, [&](std::size_t c, std::size_t i, const std::byte* row) {
-          std::copy_n(row, shapes_.widths[c], rows[c].add(begin + static_cast<std::int32_t>(i)));
-          has_rows = true;
-        });
-    for (std::size_t c = 0; c < rows.size(); ++c) all_[c]->trim(rows[c], first);
+    (void)for_each_tier_row_of(shapes_, bytes,
+                               [&](std::size_t c, std::size_t i, const std::byte* row) {
+                                 has_rows = true;
+                                 const std::int32_t position = begin + static_cast<std::int32_t>(i);
+                                 if (to_size(position) < limit)
+                                   std::copy_n(row, shapes_.widths[c], rows[c].add(position));
+                               });
+    for (std::size_t c = 0; c < rows.size(); ++c) all_[c]->trim(rows[c]);
     return has_rows;
   }
   /// Puts back those of tokens whose K/V is in place, as far as there is memory.

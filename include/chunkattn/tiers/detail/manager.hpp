@@ -337,9 +337,8 @@ class TierManager {
   /// False if the rest is not wanted any longer.
   bool fill(Sequence& sequence, TierLoad& load, const TierLoad::Ready& ready) {
     const auto begin = static_cast<std::int32_t>(ready.block) * block_;
-    const bool has_rows =
-        companions_->take(std::span(ready.raw).subspan(codec_.raw_bytes), begin,
-                          static_cast<std::int32_t>(load.first) * block_, load.rows);
+    const bool has_rows = companions_->take(std::span(ready.raw).subspan(codec_.raw_bytes), begin,
+                                            load.limit, load.rows);
     companions_->note(load.keys[ready.block - load.first], has_rows);
     const TokenRange loadable = sequence.loadable();
     if (loadable.empty() || loadable.begin < begin) return false;
