@@ -22,7 +22,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 
-namespace test {
+namespace test::travellers {
 
 using namespace chunkattn;
 
@@ -202,21 +202,29 @@ class Travellers {
         element = from_float<E>(with);
     });
   }
+  static void copy(Cache& kv, const PlanView::RowCopy& rows, int t) {
+    std::vector<float> values;
+    for_each_element(
+        kv, rows.source_chunk, rows.source_begin + t,
+        [&](auto& element, int, int, int, int) { values.push_back(static_cast<float>(element)); });
+    auto value = values.begin();
+    for_each_element(kv, rows.target_chunk, rows.target_begin + t,
+                     [&](auto& element, int, int, int, int) {
+                       element = static_cast<std::remove_reference_t<decltype(element)>>(*value++);
+                     });
+  }
   void write(Cache& kv, const LiveView& view, const std::vector<std::uint64_t>& paths,
              std::size_t begin, std::size_t group) {
-    for (int i = 0; i < view.num_copies; ++i) FAIL("copies: there are no forks here");
+    for (int i = 0; i < view.num_copies; ++i)
+      for (int t = 0; t < view.copies[i].length; ++t) copy(kv, view.copies[i], t);
     for (int row = 0; row < view.num_rows; ++row) {
       const auto [c, offset] = view.writes[row];
       if (c == no_chunk) continue;
       for_each_element(kv, c, offset, [&](auto& element, int l, int h, int which, int at) {
         using E = std::remove_reference_t<decltype(element)>;
-        element = static_cast<E>(from(value(paths[begin + to_size(row)], group, l, h, which, at)));
+        element = static_cast<E>(value(paths[begin + to_size(row)], group, l, h, which, at));
       });
     }
-  }
-  template <class V>
-  static auto from(V v) {
-    return v;
   }
   static void check_row(Cache& kv, ChunkIndex c, std::int32_t offset, std::uint64_t path,
                         std::size_t group) {
@@ -228,4 +236,4 @@ class Travellers {
   }
 };
 
-}  // namespace test
+}  // namespace test::travellers
