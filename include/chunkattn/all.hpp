@@ -7,8 +7,10 @@
 
 #include "cache/admission.hpp"
 #include "cache/annotations.hpp"
+#include "cache/cached_leaf.hpp"
 #include "cache/checkpoints.hpp"
 #include "cache/policy.hpp"
+#include "cache/scored_policy.hpp"
 #include "cache/windowed_groups.hpp"
 #include "cache/windowed_kv.hpp"
 #include "cache/windowed_layers.hpp"
