@@ -176,7 +176,35 @@ class WindowsTest(unittest.TestCase):
         for request in requests:
             whole, = Generator(model, swa_full=True).generate([request.prompt], max_new_tokens=80, eos_token_id=None)
             self.check_text(model, request.prompt, request.tokens, whole.tokens)
+        recorder = Recorder()  # of forks, for which there is no room
+        request, = ours.generate([prompts[0][:140]], n=8, do_sample=True, seed=3, max_new_tokens=9, eos_token_id=None,
+                                 logits_processor=[recorder])  # fmt: skip
+        self.assertLess(check_logits(self, model, request, recorder, TOLERANCE), TOLERANCE)
         self.check_idle(ours)
+
+    def test_admission(self):
+        """Texts join when there is room for them beside those that have joined: none is preempted."""
+        ours = Generator(make("gemma3", 261), max_chunks=200, step_tokens=128, typical_length=4000, check=False)
+        for length, new in ((152, 122), (377, 32), (363, 131), (299, 115), (306, 121), (368, 46), (26, 117), (38, 141),
+                            (309, 87), (221, 33)):  # fmt: skip
+            ours.submit([length % 211] * length, max_new_tokens=new, eos_token_id=None)
+        most = 0
+        while ours.has_work:
+            ours.step()
+            most = max(most, ours.num_live)
+        self.assertEqual((ours.stats["preemptions"], ours.stats["recomputed_tokens"]), (0, 0))
+        self.assertGreaterEqual(most, 4)
+
+    def test_windows_that_others_need(self):
+        """Texts over a prefix that is cached without its window: the first computes it again, others find it."""
+        draw = self.draw()
+        ours = Generator(make("gemma3", 100), step_tokens=128, check=False)
+        prefix = [draw.randrange(211) for _ in range(500)]
+        ours.generate([prefix + [1] * 300], max_new_tokens=2, eos_token_id=None)
+        requests = [ours.submit(prefix + [i] * 50, max_new_tokens=2, eos_token_id=None) for i in range(2, 10)]
+        run_all(ours)
+        self.assertEqual([request.cached_tokens >= 500 for request in requests].count(False), 1)
+        self.assertLess(ours.stats["recomputed_tokens"], 502)
 
     def test_scores(self):
         """What a model says of continuations is the same where windows are computed again, or texts preempted."""
@@ -244,33 +272,6 @@ class WindowsTest(unittest.TestCase):
         self.assertEqual(set(made), {None} | {window for window in windows if window in (20, 300)})
         self.assertEqual([of_size.window for of_size, _ in memory.layers_of_slot],
                          [window if window in (20, 300) else None for window in windows])  # fmt: skip
-
-    def test_rows_left(self):
-        """So many rows of a prompt always have a view, beside what is in the step."""
-        draw = self.draw()
-        for _ in range(20):
-            memory = Memory([layers.Slot(None, "", 1, layers.Geometry(1, 64, 64, 1.0), window, None, False)
-                             for window in (20, 200)], "float32", chunkattn.Threads(1), {}, 1000)  # fmt: skip
-            tree, plan = chunkattn.Tree(300), chunkattn.Plan()
-            counts = {20: draw.randrange(4, 20), 200: draw.randrange(4, 20)}
-            memory.allocate(tree, counts)
-            texts = [tree.insert([i] * 4000) for i in range(4)]
-            for text in texts:
-                memory.windows.resume(text)
-            for _ in range(3):
-                free = min(group.chunks_available for group in memory.windows)
-                step = tree.begin_step()
-                for text in texts:
-                    left = memory.rows_left(step)
-                    self.assertEqual(left, max(0, (free - 1) * 64 + 1))
-                    if left == 0:
-                        break
-                    rows = draw.choice([left, draw.randrange(1, left + 1)])
-                    row = step.add(text, rows).row
-                    free -= -(-(row.position + row.num_rows) // 64) + -row.position // 64  # whole chunks are new
-                memory.views(plan.build(step))
-                step.finished()
-        self.assertGreater(Memory([], "float32", chunkattn.Threads(1), {}, 0).rows_left(None), 1 << 30)
 
     def test_what_is_held(self):
         """Of a text that decodes, no more than its window; both pools are shown."""

@@ -309,7 +309,7 @@ class Generator:
             if alone or (not self._live and not fits()):
                 self._num_alone += 1
                 where["adapter"] = (1 << 63) + self._num_alone
-            if not fits() or (sequence := windows.try_insert(work.tokens, self.step_tokens, **where)) is None:
+            if not fits() or (sequence := self.tree.try_insert(work.tokens, **where)) is None:
                 return
             self._waiting.popleft()
             work.sequence, work.decodes = sequence, False
@@ -317,8 +317,6 @@ class Generator:
                 work.request.cached_tokens = sequence.num_cached + sequence.num_pending
                 self.stats["prompt_tokens"] += len(work.tokens)
                 self.stats["cached_tokens"] += work.request.cached_tokens
-            if sequence.num_pending == 0:  # else windows are looked for when others have computed that
-                self._computes_again(work, sequence.num_cached - (len(work.tokens) - sequence.num_uncomputed))
             self._live.append(work)
             if alone:
                 return
@@ -404,7 +402,6 @@ class Generator:
         for work in self._live:
             if work.decodes:
                 continue
-            left = min(left, self._memory.rows_left(step))
             if left <= 0:
                 break
             if not self._is_ready(work):
@@ -418,7 +415,10 @@ class Generator:
         return rows, scored
 
     def _is_ready(self, work):
-        """Whether all windows of its next row are there, perhaps since some of its tokens are to be computed again."""
+        """Whether all windows of its next row are there, perhaps since some of its tokens are to be computed again.
+
+        Not asked before it has its turn: by then others may have computed the windows that it needs.
+        """
         sequence, windows = work.sequence, self._memory.windows
         if windows.is_ready(sequence):
             return True
@@ -429,15 +429,12 @@ class Generator:
             windows.resume(sequence)
         except chunkattn.OutOfChunks:
             return False
-        self._computes_again(work, sequence.num_uncomputed - before)
-        return True
-
-    def _computes_again(self, work, num_tokens):
-        """For windows that are gone."""
-        self.stats["recomputed_tokens"] += num_tokens
+        again = sequence.num_uncomputed - before
+        self.stats["recomputed_tokens"] += again
         if work.is_prompt:
-            work.request.cached_tokens -= num_tokens
-            self.stats["cached_tokens"] -= num_tokens
+            work.request.cached_tokens -= again
+            self.stats["cached_tokens"] -= again
+        return True
 
     @staticmethod
     def _choose(works, logits):

@@ -74,12 +74,6 @@ class Memory:
         return sum(self.bytes_per_chunk[window] * of.stats()["used_chunks"]
                    for window, of in {None: self.tree, **self.groups}.items())  # fmt: skip
 
-    def rows_left(self, step):
-        """Rows of a prompt that groups have room for in an open step, beside those that it has."""
-        free = min((group.chunks_available - group.chunks_needed(step) for group in self.groups.values()),
-                   default=budget.MOST)  # fmt: skip
-        return 0 if free <= 0 else (free - 1) * budget.CHUNK + 1  # the first may be the last of a chunk
-
     def views(self, view):
         """By window: what the layers read of a step. Raises OutOfChunks."""
         return {None: view, **{window: group.view(view) for window, group in self.groups.items()}}
