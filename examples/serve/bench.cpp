@@ -156,7 +156,7 @@ nlohmann::json to_json(const Percentiles& p) {
 nlohmann::json to_json(const Arguments& a, const Engine& engine, const LoadReport& report) {
   const EngineStats& stats = engine.stats();
   const auto per_token =
-      static_cast<double>(engine.bytes_per_chunk()) / static_cast<double>(a.chunk_size);
+      static_cast<double>(kv_bytes_of(engine, 1, 1)) / static_cast<double>(a.chunk_size);
   return {{"arguments",
            {{"model", a.model.model.empty() ? a.model.random : a.model.model},
             {"cache", a.cache},
@@ -184,8 +184,8 @@ nlohmann::json to_json(const Arguments& a, const Engine& engine, const LoadRepor
           {"prompt_tokens", stats.prompt_tokens},
           {"cached_tokens", stats.cached_tokens},
           {"peak_batch", stats.peak_sequences},
-          {"peak_kv_bytes", stats.peak_chunks * engine.bytes_per_chunk()},
-          {"batch_kv_bytes", stats.chunks * engine.bytes_per_chunk()},
+          {"peak_kv_bytes", kv_bytes_of(engine, stats.peak_chunks, stats.peak_window_chunks)},
+          {"batch_kv_bytes", kv_bytes_of(engine, stats.chunks, stats.window_chunks)},
           {"batch_kv_bytes_of_tokens", static_cast<double>(stats.distinct_tokens) * per_token},
           {"preemptions", stats.preemptions},
           {"swaps", stats.swaps},
@@ -209,10 +209,11 @@ void print_report(const Engine& engine, const LoadReport& report) {
   line("throughput", fmt::format("{:.1f} tokens/s, {:.3f} requests/s", report.tokens_per_second(),
                                  report.requests_per_second()));
   line("prompts", fmt::format("{} of {} tokens cached", stats.cached_tokens, stats.prompt_tokens));
-  line("K/V",
-       fmt::format("{:.1f} MiB at most, {} sequences at most; {} preempted",
-                   static_cast<double>(stats.peak_chunks * engine.bytes_per_chunk()) / (1 << 20),
-                   stats.peak_sequences, stats.preemptions));
+  line("K/V", fmt::format("{:.1f} MiB at most, {} sequences at most; {} preempted",
+                          static_cast<double>(
+                              kv_bytes_of(engine, stats.peak_chunks, stats.peak_window_chunks)) /
+                              (1 << 20),
+                          stats.peak_sequences, stats.preemptions));
 }
 
 }  // namespace

@@ -207,11 +207,8 @@ int print_texts(const std::vector<Job>& jobs, const std::vector<Request>& reques
 void print_stats(const Engine& engine, double seconds) {
   const EngineStats& stats = engine.stats();
   const auto mib = [&](std::size_t chunks, std::size_t window_chunks) {
-    return static_cast<double>(chunks * engine.bytes_per_chunk() +
-                               window_chunks * engine.bytes_per_window_chunk()) /
-           (1 << 20);
+    return static_cast<double>(kv_bytes_of(engine, chunks, window_chunks)) / (1 << 20);
   };
-  const double most = mib(stats.peak_chunks, stats.peak_window_chunks);
   const double held = mib(stats.chunks, stats.window_chunks);
   const double unshared = mib(stats.unshared_chunks, stats.unshared_chunks);
   const auto rate = [seconds](std::size_t tokens) {
@@ -219,15 +216,14 @@ void print_stats(const Engine& engine, double seconds) {
   };
   fmt::print("\n{}  {} of {} tokens computed, {} from the tree\n", examples::bold("prompts"),
              stats.prompt_tokens - stats.cached_tokens, stats.prompt_tokens, stats.cached_tokens);
-  fmt::print(
-      "{}   {} chunks where {} tokens by themselves take {}{}\n", examples::bold("shared"),
-      stats.chunks, stats.unshared_tokens, stats.unshared_chunks,
-      engine.bytes_per_window_chunk() == 0
-          ? ""
-          : fmt::format("; {} of layers with a window, for which {} tokens are computed again",
-                        stats.window_chunks, stats.window_tokens));
-  fmt::print("{}      {:.2f} MiB, by themselves {:.2f}: {:.2f} times as much; at most {:.2f}\n",
-             examples::bold("K/V"), held, unshared, unshared / std::max(held, 1e-9), most);
+  fmt::print("{}   {} chunks where {} tokens by themselves take {}\n", examples::bold("shared"),
+             stats.chunks, stats.unshared_tokens, stats.unshared_chunks);
+  if (engine.bytes_per_window_chunk() > 0)
+    fmt::print("{}  {} chunks, {} tokens computed again; K/V of all was {:.2f} MiB at most\n",
+               examples::bold("windows"), stats.window_chunks, stats.window_tokens,
+               mib(stats.peak_chunks, stats.peak_window_chunks));
+  fmt::print("{}      {:.2f} MiB, by themselves {:.2f}: {:.2f} times as much\n",
+             examples::bold("K/V"), held, unshared, unshared / std::max(held, 1e-9));
   fmt::print("{}    {} tokens generated in {:.2f} s: {:.0f}/s; {} through the model: {:.0f}/s\n",
              examples::bold("speed"), stats.generated_tokens, seconds, rate(stats.generated_tokens),
              stats.rows, rate(stats.rows));

@@ -306,17 +306,16 @@ int run(int argc, char** argv) {
   auto engine = make_engine(loaded.model, products, options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   fmt::print("{}    {}\n", examples::bold("model"), examples::wrapped(describe(loaded.model), 9));
-  const std::string windows =
-      has_window_chunks(loaded.model.config, options)
-          ? fmt::format(", and {} of layers with a window of {}", options.max_window_chunks,
-                        loaded.model.config.window)
-          : "";
-  fmt::print("{}      {} chunks of {} tokens{}, {:.0f} MiB; loaded in {:.1f} s\n",
-             examples::bold("K/V"), options.max_chunks, options.chunk_size, windows,
-             static_cast<double>(options.max_chunks * engine->bytes_per_chunk() +
-                                 options.max_window_chunks * engine->bytes_per_window_chunk()) /
-                 (1 << 20),
-             seconds.count());
+  const auto mib = [](std::size_t chunks, std::size_t bytes) {
+    return static_cast<double>(chunks * bytes) / (1 << 20);
+  };
+  fmt::print("{}      {} chunks of {} tokens, {:.0f} MiB; loaded in {:.1f} s\n",
+             examples::bold("K/V"), options.max_chunks, options.chunk_size,
+             mib(options.max_chunks, engine->bytes_per_chunk()), seconds.count());
+  if (const std::size_t bytes = engine->bytes_per_window_chunk(); bytes > 0)
+    fmt::print("{}  {} chunks of layers with a window of {}, {:.0f} MiB\n",
+               examples::bold("windows"), options.max_window_chunks, loaded.model.config.window,
+               mib(options.max_window_chunks, bytes));
 
   Served served;
   served.name = model_name(arguments);

@@ -105,7 +105,7 @@ def check_looks(browser, url, pictures=""):
             grounds.add(browser.ask("getComputedStyle(document.body).backgroundColor"))
     assert len(grounds) == 2, f"dark is as light: {grounds}"
     check_keyboard(browser)
-    moving = "[...document.querySelectorAll('.node, .run i, #gauge i')].filter(e => " \
+    moving = "[...document.querySelectorAll('.node, .run i, .gauge i')].filter(e => " \
              "getComputedStyle(e).transitionDuration !== '0s').length"
     assert browser.ask(moving) > 0
     browser.open(url, still=True)

@@ -308,6 +308,12 @@ class Engine {
   [[nodiscard]] virtual std::vector<CachedChunk> cached_chunks() const { return {}; }
 };
 
+/// Bytes of K and V that chunks of the tree take, and those of layers with a window.
+[[nodiscard]] inline std::size_t kv_bytes_of(const Engine& engine, std::size_t chunks,
+                                             std::size_t window_chunks) {
+  return chunks * engine.bytes_per_chunk() + window_chunks * engine.bytes_per_window_chunk();
+}
+
 /// Whether K/V of a model's layers with a window has chunks of its own.
 [[nodiscard]] bool has_window_chunks(const Config& config, const EngineOptions& options);
 [[nodiscard]] std::size_t max_window_chunks(const EngineOptions& options);

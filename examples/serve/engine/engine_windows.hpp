@@ -50,17 +50,16 @@ class EngineWindows {
   /// Has sequences that have joined computed from where their windows are. Those that cannot be yet
   /// wait: what they lack another one is to compute, or chunks are missing.
   void resume(Group<Sequence>& group) {
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      Sequence& sequence = group.sequences[i];
+    for (Sequence& sequence : group.sequences) {
       if (layers_.is_ready(sequence) || sequence.num_pending() > 0) continue;
       const std::size_t end = layers_.window_end(sequence, sequence.num_scheduled());
-      if (!is_computed_again(group, sequence, end)) try_resume(sequence, group.works[i], end);
+      if (!is_computed_again(group, sequence, end)) try_resume(sequence, end);
     }
   }
   /// A fork of what has just been computed. False if it has to wait as one that joins.
-  [[nodiscard]] bool resume_fork(Sequence& fork, Work& work) {
+  [[nodiscard]] bool resume_fork(Sequence& fork) {
     const std::size_t all = fork.num_scheduled();
-    return layers_.window_end(fork, all) == all && try_resume(fork, work, all);
+    return layers_.window_end(fork, all) == all && try_resume(fork, all);
   }
   [[nodiscard]] bool is_ready(const Sequence& sequence) const { return layers_.is_ready(sequence); }
   [[nodiscard]] bool has_room(const Step& step) const { return groups_.has_room(step); }
@@ -83,28 +82,23 @@ class EngineWindows {
     return tokens <= window ? (tokens + size - 1) / size : (window + size - 2) / size + 1;
   }
 
-  bool try_resume(Sequence& sequence, Work& work, std::size_t position) {
-    const std::size_t computed = sequence.num_scheduled();
+  bool try_resume(Sequence& sequence, std::size_t position) {
     try {
       layers_.resume(sequence, position);
     } catch (const chunkattn::OutOfChunks&) {
       return false;
     }
-    if (position < computed) work.repeats_to = computed;
     return true;
   }
-  /// Whether one of the group is to compute again, for its own window, what a sequence lacks from
-  /// `end` on. Then there is a window where the two part.
-  [[nodiscard]] bool is_computed_again(const Group<Sequence>& group, const Sequence& sequence,
-                                       std::size_t end) const {
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const Sequence& other = group.sequences[i];
+  /// Whether one of the group is to compute again what a sequence lacks from `end` on. Then there
+  /// is a window where the two part.
+  [[nodiscard]] static bool is_computed_again(const Group<Sequence>& group,
+                                              const Sequence& sequence, std::size_t end) {
+    return std::any_of(group.sequences.begin(), group.sequences.end(), [&](const Sequence& other) {
       const std::size_t at = std::max(end, other.num_scheduled());
-      if (at < group.works[i].repeats_to && at < sequence.num_scheduled() &&
-          layers_.is_ready(other) && slot_of(sequence, at) == slot_of(other, at))
-        return true;
-    }
-    return false;
+      return at < std::min(sequence.num_scheduled(), other.size()) &&
+             slot_of(sequence, at) == slot_of(other, at);
+    });
   }
   /// Of two sequences that are alike up to a position both have one slot there.
   [[nodiscard]] static std::pair<chunkattn::ChunkIndex, std::int32_t> slot_of(

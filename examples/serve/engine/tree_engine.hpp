@@ -391,7 +391,6 @@ class TreeEngine final : public Engine {
     work.tokens = sequence.tokens();
     work.reached = std::max(work.reached, sequence.num_written());
     work.decodes = false;
-    work.repeats_to = 0;
     if (options_.preempt == Preempt::swap && attention_->bytes_per_chunk() > 0)
       swap_out(sequence, work);
     waiting_.push_front(std::move(work));
@@ -723,7 +722,7 @@ class TreeEngine final : public Engine {
     if (live() + split_off_.size() < options_.max_sequences) {
       auto fork = prompt.try_fork();
       if (fork && fork->try_append(std::span(&token, 1)) &&
-          (!windows_ || windows_->resume_fork(*fork, work))) {
+          (!windows_ || windows_->resume_fork(*fork))) {
         work.decodes = true;
         split_off_.push(std::move(*fork), std::move(work));
         return;

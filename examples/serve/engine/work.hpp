@@ -58,10 +58,8 @@ struct Work {
   std::vector<int> tokens;     ///< prompt and generated ones, while it waits
   std::uint64_t queue_id = 0;  ///< in the queue of Order::cache; 0: it is not there
   std::optional<chunkattn::SwappedSequence<std::int32_t>> swapped;
-  bool decodes = false;  ///< all but its last token is computed
-  int preempted = 0;     ///< times since its last token
-  std::size_t repeats_to =
-      0;                     ///< positions before which it computes what the tree has, for windows
+  bool decodes = false;      ///< all but its last token is computed
+  int preempted = 0;         ///< times since its last token
   std::size_t reached = 0;   ///< positions that were computed before it was preempted
   std::size_t computed = 0;  ///< tokens of the prompt that went through the model
   std::size_t cached = 0;    ///< the others, until an event has reported them

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "http_setup.hpp"
+#include "server/metrics.hpp"
+#include "server/tree_json.hpp"
 #include "tests/support/nested_json.hpp"
 #include "tests/support/random.hpp"
 
@@ -528,6 +530,45 @@ TEST_CASE("nothing of a reply is sent before its first token") {
   CHECK_FALSE(waits.can_read(std::chrono::milliseconds(200)));
   s.levers.held = false;
   CHECK(waits.read().starts_with("HTTP/1.1 200"));
+}
+
+TEST_CASE("counts of both pools of K/V are in what is read of them") {
+  ServiceCounters counters;
+  TreeSnapshot tree;
+  tree.chunks_used = 30, tree.chunks_cached = 50, tree.chunks_free = 20, tree.chunk_bytes = 7;
+  tree.evicted_tokens = 9;
+  const auto tokenizer = byte_tokenizer(300);
+  const auto read = [&](bool matches) {
+    return Json::parse(tree_json(counters, tree, *tokenizer, {.matches = matches}))["windows"];
+  };
+  const auto usage = [&] {
+    return Json::parse(loads_json(counters, tree, 1, true))["loads"][0]["token_usage"];
+  };
+  CHECK(read(true).is_null());
+  CHECK(usage() == 0.3);
+  tree.windows = {.keys = 16,
+                  .chunk_bytes = 5,
+                  .chunks_used = 4,
+                  .chunks_cached = 3,
+                  .chunks_free = 1,
+                  .evicted_chunks = 2};
+  counters.engine.window_tokens = 11;
+  const Json open{{"keys", 16}, {"chunk_bytes", 5}, {"used", 4},   {"cached", 3},
+                  {"free", 1},  {"evicted", 2},     {"tokens", 11}};
+  CHECK(read(true) == open);
+  Json hidden = open;
+  hidden.erase("tokens");  // which reveals what was cached
+  CHECK(read(false) == hidden);
+  CHECK(usage() == 0.5);
+  const std::string metrics = metrics_text(counters, tree, true);
+  for (const char* line : {"window_chunks{state=\"used\"} 4", "window_chunks{state=\"cached\"} 3",
+                           "window_chunks{state=\"free\"} 1", "chunk_bytes{pool=\"chunks\"} 7",
+                           "chunk_bytes{pool=\"window_chunks\"} 5", "evicted_tokens_total 9",
+                           "evicted_window_chunks_total 2", "window_tokens_total 11"}) {
+    CAPTURE(line);
+    CHECK(metrics.find("\nchunkattn_" + std::string(line) + "\n") != std::string::npos);
+  }
+  CHECK(metrics_text(counters, tree, false).find("window_tokens") == std::string::npos);
 }
 
 TEST_CASE("there is a page, models, health, metrics, a tree; and nothing else") {

@@ -130,6 +130,37 @@ TEST_CASE("random weights of any shape run, and repeat") {
   expect_failure(1, arguments + "x", "key 'hidden_dim' not found");
 }
 
+TEST_CASE("K/V behind windows is given back, or kept") {
+  const test::TemporaryFile shape("shape.json"), prompts("prompts.json");
+  const std::string fields = tiny_shape.substr(0, tiny_shape.size() - 1);
+  shape.write(fields + R"(, "window": 16, "global_every": 2})");
+  prompts.write(R"([{"prompt": ")" + std::string(150, 'a') + R"(", "max_tokens": 12}])");
+  const std::string arguments = "generate --random '" + shape.path() + "' --prompts '" +
+                                prompts.path() +
+                                "' --weights fp32 --mode batch_invariant --chunk-size 8 ";
+  const Outcome given = run(arguments + "--step-tokens 16"),
+                kept = run(arguments + "--windows keep");
+  CAPTURE(given.output);
+  CAPTURE(kept.output);
+  CHECK(given.status == 0);
+  CHECK(given.says("windows"));
+  CHECK(!kept.says("windows"));
+  const auto text = [](const Outcome& o) {
+    const std::size_t begin = o.output.find("aaa");
+    return o.output.substr(begin, o.output.find("\nprompts") - begin);
+  };
+  CHECK(text(given) == text(kept));
+  const auto held = [](const Outcome& o) {
+    return std::stod(o.output.substr(o.output.find("K/V  ") + 5));
+  };
+  CHECK(held(given) < 0.7 * held(kept));  // of one of two layers
+  std::istringstream output(given.output);
+  for (std::string line; std::getline(output, line);)
+    CHECK((line.size() <= 80 || line.starts_with("aaa")));
+  shape.write(fields + R"(, "window": 0})");
+  expect_failure(1, arguments, "window = 0: expected at least 1");
+}
+
 TEST_CASE("a load runs in every mode, and is reported") {
   const test::TemporaryFile shape("shape.json"), report("report.json");
   shape.write(tiny_shape);

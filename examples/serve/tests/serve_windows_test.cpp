@@ -95,6 +95,8 @@ TEST_CASE("what a window has left behind is free again") {
     CHECK(stats.peak_chunks == 50);
     CHECK(stats.peak_window_chunks <= 12);  // 20 tokens and a step of 16, and two windows kept
     CHECK(stats.window_chunks <= 8);
+    CHECK(stats.window_chunks >= 6);
+    CHECK(stats.peak_window_chunks > stats.window_chunks);
     CHECK(stats.window_tokens == 0);
     const TreeSnapshot shot = engine->snapshot();
     CHECK(shot.windows.keys == 20);
@@ -107,7 +109,7 @@ TEST_CASE("what a window has left behind is free again") {
 }
 
 TEST_CASE("K/V of windows is kept where it cannot be given back, or is not to be") {
-  WindowedModel model(windowed_config(20, 3));
+  WindowedModel model(windowed_config(17, 3));
   EngineOptions options = model.options();
   const auto has_pool = [&] { return model.engine(options)->bytes_per_window_chunk() > 0; };
   CHECK(has_pool());
@@ -120,12 +122,17 @@ TEST_CASE("K/V of windows is kept where it cannot be given back, or is not to be
   options.tiers.memory_bytes = 1 << 20;
   CHECK_FALSE(has_pool());
   options.tiers = {};
-  options.max_window_chunks = 3;
+  CHECK(model.engine(options)->snapshot().windows.chunks_free == options.max_chunks);
+  options.max_window_chunks = 2;
   CHECK_THROWS_WITH_AS((void)model.engine(options),
-                       "max_window_chunks = 3: expected at least 4, what a window of 20 takes",
+                       "max_window_chunks = 2: expected at least 3, what a window of 17 takes",
                        std::invalid_argument);
-  options.max_window_chunks = 4;
+  options.max_chunks = 2;  // no text is as long as the window
   CHECK(has_pool());
+  options.max_chunks = 200;
+  options.max_window_chunks = 3;
+  CHECK(has_pool());
+  CHECK(rows_of(model, *model.engine(options), {{1, std::vector<int>(60, 5), 90}}) == 89);
 }
 
 TEST_CASE(
@@ -170,6 +177,49 @@ TEST_CASE("of those that lack the same window one computes it") {
   CHECK(rows_of(model, *engine, {request(9, 30)}) == 11);
 }
 
+TEST_CASE("nobody waits for what another one does not compute for it") {
+  test::Random random(7);
+  WindowedModel model(windowed_config(12, 3));
+  EngineOptions options = model.options();
+  options.step_tokens = 16;
+  auto first = random_tokens(random, 80), second = random_tokens(random, 80);
+  first[0] = 3, second[0] = 4;
+  const auto engine = model.engine(options);
+  (void)rows_of(model, *engine, {{1, first, 82}, {2, second, 82}});
+  const auto parted = [](RequestId id, std::vector<int> prompt, int at, int own) {
+    prompt.resize(to_size(at));
+    prompt.insert(prompt.end(), to_size(own), static_cast<int>(5 + id));
+    return Request{id, prompt, prompt.size() + 1};
+  };
+  const auto steps_of = [](Engine& of, const std::vector<Request>& requests) {
+    for (const Request& request : requests) of.submit(request);
+    int steps = 0;
+    for (; of.step(0); ++steps) continue;
+    CHECK(of.take_events().size() == requests.size());
+    return steps;
+  };
+  // The second is in the last step of the first: it has its window, or got it where they part.
+  CHECK(steps_of(*engine, {parted(3, first, 40, 30), parted(4, first, 80, 2)}) == 5);
+  CHECK(steps_of(*engine, {parted(5, second, 50, 60), parted(6, second, 50, 2)}) == 7);
+  // Two that have nothing in common are computed side by side, as far as steps allow.
+  options.step_tokens = 512;
+  const auto large = model.engine(options);
+  (void)rows_of(model, *large, {{1, first, 82}, {2, second, 82}});
+  CHECK(steps_of(*large, {parted(7, first, 60, 3), parted(8, second, 60, 3)}) == 1);
+}
+
+TEST_CASE("a prompt is computed in steps that its window's chunks have room for") {
+  test::Random random(8);
+  WindowedModel model(windowed_config(20, 3));
+  EngineOptions options = model.options();
+  options.max_window_chunks = 7;  // of which it holds 4
+  const auto engine = model.engine(options);
+  CHECK(rows_of(model, *engine, {{1, random_tokens(random, 160), 161}}) == 160);
+  CHECK(engine->stats().preemptions == 0);
+  CHECK(engine->stats().steps <= 160 / 8);
+  CHECK(engine->stats().peak_window_chunks <= 7);
+}
+
 TEST_CASE("choices of a request go on from the window of its prompt") {
   test::Random random(4);
   for (const int global_every : {3, 0}) {
@@ -182,12 +232,62 @@ TEST_CASE("choices of a request go on from the window of its prompt") {
   }
 }
 
+TEST_CASE("prompts join as far as their windows have room, and none is preempted for another") {
+  test::Random random(6);
+  WindowedModel model(windowed_config(20, 3));
+  EngineOptions options = model.options();
+  options.max_window_chunks = 16;  // a window takes 4
+  const auto engine = model.engine(options);
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 6; ++id) {
+    requests.push_back({id, random_tokens(random, 40), 60});
+    requests.back().prompt[0] = 3 + static_cast<int>(id);  // they share nothing
+  }
+  CHECK(rows_of(model, *engine, requests) == 6 * 59);
+  CHECK(engine->stats().preemptions == 0);
+  CHECK(engine->stats().peak_sequences >= 2);
+  CHECK(engine->stats().peak_sequences <= 4);
+  CHECK(engine->stats().peak_window_chunks == 16);
+  CHECK(engine->snapshot().windows.evicted_chunks > 0);
+}
+
+TEST_CASE("the window of a sequence that is swapped comes back with it") {
+  for (const int global_every : {3, 0}) {  // without a layer that sees all, nothing is swapped
+    WindowedModel model(windowed_config(12, global_every));
+    EngineOptions options = model.options();
+    options.preempt = Preempt::swap;
+    options.max_chunks = 14;  // two of 80 tokens take 20
+    std::vector<Request> requests;
+    for (int i = 0; i < 2; ++i) requests.push_back({to_size(i), std::vector<int>(32, 10 + i), 80});
+    const auto swaps = model.engine(options);
+    const std::size_t rows = rows_of(model, *swaps, requests);
+    const EngineStats& stats = swaps->stats();
+    CHECK(stats.preemptions == 1);
+    CHECK(stats.swaps == (global_every == 0 ? 0 : 1));
+    CHECK(stats.swaps_refused == 0);
+    if (global_every == 0) continue;
+    CHECK(rows == 2 * 79);
+    CHECK(stats.recomputed == 0);
+    CHECK(stats.window_tokens == 0);
+    // K/V of all tokens in one layer, and of 11 in two.
+    options.swap_bytes = (stats.swapped_tokens + 2 * 11) * 2 * 2 * 8 * 4;
+    const auto fits = model.engine(options);
+    CHECK(rows_of(model, *fits, requests) == rows);
+    CHECK(fits->stats().swaps == 1);
+    --options.swap_bytes;
+    const auto refuses = model.engine(options);
+    CHECK(rows_of(model, *refuses, requests) > rows);
+    CHECK(refuses->stats().swaps_refused == 1);
+  }
+}
+
 TEST_CASE("memory is divided between all tokens and windows") {
   test::Random random(5);
   for (int round = 0; round < 300; ++round) {
     Config config = windowed_config(random.uniform(1, 300), random.uniform(0, 7));
     config.num_layers = random.uniform(1, 40);
     EngineOptions options;
+    options.chunk_size = 8;
     options.step_tokens = to_size(random.uniform(1, 512));
     options.max_chunks = 0;
     if (config.num_local() == 0) continue;
@@ -202,13 +302,15 @@ TEST_CASE("memory is divided between all tokens and windows") {
     // Little is left, and no more tokens have windows than the tree has.
     CHECK((room.chunks + 1) * others + (room.window_chunks + 1) * windowed > all);
     CHECK(room.window_chunks <= room.chunks);
-    const std::size_t least = 2 * least_window_chunks(config, options);
+    const std::size_t least =
+        2 * least_window_chunks(config, options) + options.step_tokens / 8 + 1;
+    const std::size_t of_all = all / to_size(config.num_layers);
     CHECK(room.chunks * others <= 4 * (room.window_chunks + 1) * others + windowed);
-    CHECK((room.window_chunks >= least || room.window_chunks == all / to_size(config.num_layers)));
+    CHECK(room.window_chunks == std::max(all / (4 * others + windowed), std::min(least, of_all)));
     options.max_chunks = 1000;
     const WindowRoom given = window_room(config, options, all);
     CHECK(given.chunks == 1000);
-    CHECK(given.window_chunks >= 250);
+    CHECK(given.window_chunks == std::max<std::size_t>(250, std::min<std::size_t>(least, 1000)));
     options.max_window_chunks = 77;
     CHECK(window_room(config, options, all).window_chunks == 77);
     CHECK(window_room(config, options, all).chunks == 1000);
