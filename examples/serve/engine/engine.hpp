@@ -206,6 +206,8 @@ struct EngineStats {
   std::size_t prompt_tokens = 0;       ///< of requests whose prompts are computed
   std::size_t cached_tokens = 0;       ///< of these, found in the cache
   std::size_t generated_tokens = 0;    ///< reported by events
+  std::size_t scored_tokens = 0;       ///< of prompts, whose log-probabilities were wanted
+  std::size_t recalled_tokens = 0;     ///< of these, known from earlier prompts
   std::size_t peak_sequences = 0;      ///< live in one step
   std::size_t peak_chunks = 0;         ///< in use in one step, cache not counted
   std::size_t peak_window_chunks = 0;  ///< of layers with a window, cached windows too

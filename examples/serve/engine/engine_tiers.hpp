@@ -73,10 +73,10 @@ class EngineTiersOf final : public EngineTiers<Tree> {
  public:
   EngineTiersOf(Tree& tree, Cache& cache, const TierOptions& options,
                 std::vector<std::shared_ptr<chunkattn::TierStore>> stores, const TenantNames& names,
-                const TierSink& sink)
+                const TierSink& sink, chunkattn::KvCompanions<typename Tree::Sequence> companions)
       : sink_(sink),
         log_(options.published ? std::make_shared<TierLog>(media_of(options)) : nullptr),
-        tiers_(tree, cache, std::move(stores), options_of(options, names)) {}
+        tiers_(tree, cache, std::move(stores), options_of(options, names, std::move(companions))) {}
 
   std::unique_ptr<typename Base::Load> load(const typename Base::Sequence& sequence) override {
     auto started = tiers_.load(sequence);
@@ -123,8 +123,9 @@ class EngineTiersOf final : public EngineTiers<Tree> {
   void deliver() const {
     if (log_) log_->deliver(sink_);
   }
-  [[nodiscard]] typename TreeTiers::Options options_of(const TierOptions& options,
-                                                       const TenantNames& names) const {
+  [[nodiscard]] typename TreeTiers::Options options_of(
+      const TierOptions& options, const TenantNames& names,
+      chunkattn::KvCompanions<typename Tree::Sequence> companions) const {
     typename TreeTiers::Options made;
     made.model = options.model;
     made.write_through = true;
@@ -132,6 +133,7 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     if (options.stored == TierOptions::Stored::e4m3)
       made.stored_as = chunkattn::ElementType::float8_e4m3;
     made.identity = [&names](const chunkattn::Namespace& space) { return names.of(space); };
+    made.companions = std::move(companions);
     if (log_) made.observer = std::make_shared<TierLogObserver<TreeTiers>>(log_);
     return made;
   }
@@ -142,11 +144,12 @@ class EngineTiersOf final : public EngineTiers<Tree> {
 };
 
 /// Null if there are no tiers.
+/// \param companions  what is stored beside K/V
 /// \throws chunkattn::InvalidArgument for a directory that cannot be written
 template <class Tree>
-std::unique_ptr<EngineTiers<Tree>> make_tiers(Tree& tree, AnyCache cache,
-                                              const TierOptions& options, const TenantNames& names,
-                                              const TierSink& sink) {
+std::unique_ptr<EngineTiers<Tree>> make_tiers(
+    Tree& tree, AnyCache cache, const TierOptions& options, const TenantNames& names,
+    const TierSink& sink, chunkattn::KvCompanions<typename Tree::Sequence> companions) {
   std::vector<std::shared_ptr<chunkattn::TierStore>> stores;
   if (options.memory_bytes > 0)
     stores.push_back(std::make_shared<chunkattn::MemoryTier>(options.memory_bytes));
@@ -158,7 +161,7 @@ std::unique_ptr<EngineTiers<Tree>> make_tiers(Tree& tree, AnyCache cache,
       [&](auto* of) -> std::unique_ptr<EngineTiers<Tree>> {
         using Cache = std::remove_pointer_t<decltype(of)>;
         return std::make_unique<EngineTiersOf<Tree, Cache>>(tree, *of, options, std::move(stores),
-                                                            names, sink);
+                                                            names, sink, std::move(companions));
       },
       cache);
 }

@@ -28,6 +28,7 @@
 #include "engine_tiers.hpp"
 #include "engine_windows.hpp"
 #include "paged_view.hpp"
+#include "prompt_scores.hpp"
 #include "sampling.hpp"
 #include "step_budget.hpp"
 #include "tree_engines.hpp"
@@ -54,6 +55,7 @@ class TreeEngine final : public Engine {
         attention_(make_attention(options.kv, tree_, model.config, products.executor(),
                                   attention_options(options),
                                   windows_ ? &windows_->layers() : nullptr)),
+        scores_(tree_),
         forward_(model, products),
         executor_(products.executor()),
         agreed_(products.ranks()),
@@ -67,7 +69,8 @@ class TreeEngine final : public Engine {
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
                                                        options.max_chunks + options.step_tokens);
     if (windows_) windows_->set_cache(attention_->window_cache());
-    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_);
+    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_,
+                        {scores_.companion()});
   }
   TreeEngine(const TreeEngine&) = delete;
   TreeEngine& operator=(const TreeEngine&) = delete;
@@ -324,7 +327,7 @@ class TreeEngine final : public Engine {
       work.tokens = {};
       if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
       work.swapped.reset();
-      if (tiers_ && !by_itself && !work.job->scores_prompt())
+      if (tiers_ && !by_itself)
         if (auto load = tiers_->load(*sequence)) loads_[sequence->id()] = std::move(load);
       prefilling_.push(std::move(*sequence), std::move(work));
       at_risk_.clear();
@@ -352,6 +355,7 @@ class TreeEngine final : public Engine {
                        [](const Work& work) { return work.has_precedence(); });
   }
   std::optional<Sequence> try_join(Work& work, bool by_itself) {
+    recall(*work.job, chunkattn::TokenSpan<std::int32_t>(work.tokens), insert_options(work));
     chunkattn::InsertOptions options = insert_options(work);
     const auto fits = [&] {
       return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available() &&
@@ -369,6 +373,36 @@ class TreeEngine final : public Engine {
     return std::visit(
         [&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped, companions()); },
         attention_->cache());
+  }
+  /// Tells a request what is known of its prompt. Returns of how many tokens.
+  template <class... Path>
+  std::size_t recall(LiveRequest& job, const Path&... path) {
+    const std::size_t known = scores_.recall(job, path...);
+    stats_.scored_tokens += known;
+    stats_.recalled_tokens += known;
+    return known;
+  }
+  /// Before a step: what has been scored, or loaded, since prompts joined is not computed for them;
+  /// and what was loaded without scores is.
+  void recall_scores() {
+    for (std::size_t i = 0; i < prefilling_.size(); ++i) {
+      Sequence& sequence = prefilling_.sequences[i];
+      LiveRequest& job = *prefilling_.works[i].job;
+      if (!job.scores_prompt() || loads_.contains(sequence.id()) || sequence.num_pending() > 0)
+        continue;
+      if (recall(job, sequence) == 0 && job.next_scored() >= sequence.num_scheduled()) continue;
+      chunkattn::InsertOptions options = sequence.options();
+      options.max_reuse = job.next_scored();
+      if (auto again = tree_.try_insert(sequence.tokens(), options))
+        sequence = std::move(*again);
+      else if (job.next_scored() < sequence.num_scheduled())
+        preempt(prefilling_, i--);
+    }
+  }
+  /// Whether another one is about to score tokens of this prompt.
+  [[nodiscard]] bool is_being_scored(const Sequence& sequence, const LiveRequest& job) const {
+    return scores_.has_all_of(job.request) && sequence.num_pending() > 0 &&
+           sequence.num_written() + sequence.num_pending() > job.next_scored() + 1;
   }
 
   /// The one that joined last of those without precedence is preempted. There is one: no more than
@@ -416,8 +450,9 @@ class TreeEngine final : public Engine {
 
   /// What travels with K/V that is swapped.
   [[nodiscard]] chunkattn::KvCompanions<Sequence> companions() {
-    if (!windows_) return {};
-    return {windows_->companion()};
+    chunkattn::KvCompanions<Sequence> all{scores_.companion()};
+    if (windows_) all.push_back(windows_->companion());
+    return all;
   }
 
   /// Those that are done leave; those whose prompts are computed decode from now on.
@@ -442,6 +477,7 @@ class TreeEngine final : public Engine {
   /// nothing can run.
   [[nodiscard]] bool try_step() {
     const bool waits = poll_loads();
+    recall_scores();
     std::optional<Step> step = make_step();
     if (!step) {
       if (!waits || !decoding_.empty()) return false;
@@ -503,6 +539,7 @@ class TreeEngine final : public Engine {
       if (!loads_.empty() && loads_.contains(prefilling_.sequences[i].id())) continue;
       if (windows_ && !windows_->is_ready(prefilling_.sequences[i])) continue;
       const LiveRequest& job = *prefilling_.works[i].job;
+      if (job.scores_prompt() && is_being_scored(prefilling_.sequences[i], job)) continue;
       const std::size_t most =
           job.scores_prompt() ? most_rows(prefilling_.sequences[i], job) : tokens_left;
       if (most == 0) continue;
@@ -513,8 +550,8 @@ class TreeEngine final : public Engine {
         for (int row = 0; row < added.row().num_rows; ++row)
           if (const auto position = static_cast<std::size_t>(added.row().position + row);
               position >= job.next_scored() && position + 1 < job.prompt_size)
-            scored_rows_.push_back(
-                {prefilling_.works[i].job.get(), added.row().first_row + row, position});
+            scored_rows_.push_back({&prefilling_.sequences[i], prefilling_.works[i].job.get(),
+                                    added.row().first_row + row, position});
       add_rows(prefilling_, i, added.row().position, added.row().num_rows);
       tokens_left -= static_cast<std::size_t>(added.row().num_rows);
     }
@@ -588,8 +625,9 @@ class TreeEngine final : public Engine {
       stats_.window_tokens = windows.recomputed_tokens;
     }
     put_at_risk(0);
+    auto finished = std::move(step).finish();
     score_prompts(logits);
-    sample(std::move(step).finish(), logits);
+    sample(std::move(finished), logits);
     at_risk_.clear();
   }
   /// Those of the step from this one on: prompts after those that decode. A step that throws while
@@ -627,12 +665,15 @@ class TreeEngine final : public Engine {
       const auto at = static_cast<std::size_t>(i);
       const Request& request = scored_rows_[at].job->request;
       const int next = request.prompt[scored_rows_[at].position + 1];
-      scores[at] = logprobs_of(logits.subspan(at * vocabulary, vocabulary), next, request.logprobs);
+      scores[at] =
+          logprobs_of(logits.subspan(at * vocabulary, vocabulary), next, scores_.wanted(request));
     });
     for (std::size_t i = 0; i < scores.size(); ++i) {
-      LiveRequest& job = *scored_rows_[i].job;  // several may compute its prompt
-      if (job.next_scored() == scored_rows_[i].position)
-        job.prompt_logprobs.push_back(std::move(scores[i]));
+      const auto& [sequence, job, row, position] = scored_rows_[i];
+      auto said = scores_.keep(*sequence, position, job->request, std::move(scores[i]));
+      if (job->next_scored() != position) continue;  // another sequence has computed its prompt
+      job->prompt_logprobs.push_back(std::move(said));
+      ++stats_.scored_tokens;
     }
   }
 
@@ -739,6 +780,7 @@ class TreeEngine final : public Engine {
   std::unique_ptr<EngineWindows<Tree>> windows_;  // null: all K/V is in the tree's chunks
   std::unique_ptr<HostAttention> attention_;
   std::unique_ptr<Attention> on_gpu_;
+  PromptScores<Tree> scores_;
   Forward forward_;
   chunkattn::ThreadPool& executor_;
   Sampler sampler_;
@@ -770,6 +812,7 @@ class TreeEngine final : public Engine {
   struct Abandoned {};  // thrown between the layers of such a step
   std::function<bool(RequestId)> is_gone_;
   struct ScoredRow {
+    const Sequence* sequence;
     LiveRequest* job;
     int row;
     std::size_t position;

@@ -55,6 +55,9 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree, boo
   if (matches) {
     text.one("cached_prompt_tokens_total", "counter", "of these, found in the cache",
              c.cached_tokens);
+    text.one("recalled_tokens_total", "counter",
+             "prompt tokens that were scored, known from earlier prompts",
+             c.engine.recalled_tokens);
     text.one("rows_total", "counter", "tokens that went through the model", c.engine.rows);
     text.one("window_tokens_total", "counter",
              "tokens that the cache had, and that were computed again for windows",
@@ -62,6 +65,9 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree, boo
     text.one("tier_loaded_tokens_total", "counter", "tokens whose K/V came from tiers",
              c.engine.tiers.loaded_tokens);
   }
+  text.one("scored_items_total", "counter", "items of requests for scores", c.scored_items);
+  text.one("scored_tokens_total", "counter", "prompt tokens whose log-probabilities were wanted",
+           c.engine.scored_tokens);
   text.one("generated_tokens_total", "counter", "tokens that were generated", c.generated_tokens);
   text.histogram("first_token_seconds", "from a request to its first token", c.first_token);
   text.histogram("request_seconds", "from a request to its end", c.whole);

@@ -58,6 +58,7 @@ std::vector<Service::Ticket> Service::enqueue(std::vector<Job> jobs, bool apart)
   if (counters_.requests + jobs.size() > options_.max_requests)
     throw refusal(Refused::Reason::full);
   counters_.requests += jobs.size();
+  if (apart) counters_.scored_items += jobs.size();
   int first_choice = 0;
   for (Job& job : jobs) {
     if (apart) channel = std::make_shared<Channel>();

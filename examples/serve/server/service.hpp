@@ -62,6 +62,7 @@ struct ServiceCounters {
   std::uint64_t accepted = 0;
   std::uint64_t refused[6] = {};   ///< by Refused::Reason
   std::uint64_t finished[5] = {};  ///< choices by Finish; those that were late are refused
+  std::uint64_t scored_items = 0;  ///< of submit_apart()
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   Histogram first_token;  ///< from the request to the first token of any choice
   Histogram whole;        ///< from the request to the end of its last choice

@@ -270,6 +270,6 @@ TEST_CASE("what was cached is left out where it is hidden") {
   CHECK(!reply_of(client.Get("/v1/loads")).body["loads"][0].contains("cache_hit_rate"));
   const std::string metrics = client.Get("/metrics")->body;
   CHECK(metrics.find("prompt_tokens_total 33") != std::string::npos);
-  for (const char* name : {"cached_prompt", "rows_total", "loaded_tokens"})
+  for (const char* name : {"cached_prompt", "rows_total", "loaded_tokens", "recalled"})
     CHECK(metrics.find(name) == std::string::npos);
 }

@@ -207,6 +207,131 @@ TEST_CASE("K/V that is rounded to 8 bits is read, and by nobody who wants other 
   }
 }
 
+TEST_CASE("scores come back with K/V from tiers and after a restart, and are not computed again") {
+  Fixture f;
+  using Scores = std::vector<std::vector<TokenLogprob>>;
+  const auto score = [](Engine& engine, const std::vector<int>& prompt, std::size_t& rows) {
+    Request request = request_of(1, prompt, 0);
+    request.prompt_logprobs = true;
+    request.logprobs = 3;
+    const std::size_t before = engine.stats().rows;
+    engine.submit(request);
+    while (engine.step(0)) continue;
+    rows = engine.stats().rows - before;
+    const std::vector<Event> events = engine.take_events();
+    REQUIRE(events.size() == 1);
+    REQUIRE(events[0].prompt_logprobs.size() == prompt.size() - 1);
+    return events[0].prompt_logprobs;
+  };
+  const auto is_same = [](const Scores& a, const Scores& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+      return std::equal(x.begin(), x.end(), y.begin(), y.end(), [](auto one, auto other) {
+        return one.token == other.token && one.logprob == other.logprob;
+      });
+    });
+  };
+  const std::vector<int> prompt = tokens_from(1, 100);
+  std::size_t rows = 0;
+  const Scores plain = score(*f.engine(f.options()), prompt, rows);
+  const Folder folder, other;
+  const Scores first = score(*f.engine(f.options(folder.path)), prompt, rows);
+  CHECK(rows == 100);
+  CHECK(is_same(first, plain));
+  {  // 96 tokens are whole blocks; what the last of them says of the next one is in none
+    const auto engine = f.engine(f.options(folder.path));
+    CHECK(is_same(score(*engine, prompt, rows), first));
+    CHECK(rows == 5);
+    CHECK(engine->stats().tiers.loaded_tokens == 96);
+    CHECK(engine->stats().recalled_tokens == 95);
+    CHECK(is_same(score(*engine, prompt, rows), first));
+    CHECK(rows == 1);
+  }
+  {  // K/V that was stored without scores is loaded, its rows are computed again; then it has some
+    (void)run(*f.engine(f.options(other.path)), {request_of(1, prompt, 2)});
+    CHECK(is_same(score(*f.engine(f.options(other.path)), prompt, rows), first));
+    CHECK(rows == 100);
+    CHECK(is_same(score(*f.engine(f.options(other.path)), prompt, rows), first));
+    CHECK(rows == 5);
+  }
+  {  // A continuation wants no scores of its context.
+    const auto engine = f.engine(f.options(other.path));
+    Request request = request_of(1, prompt, 0);
+    request.prompt_logprobs = true;
+    request.scored_from = 98;
+    request.logprobs = 9;  // more than is kept
+    engine->submit(request);
+    while (engine->step(0)) continue;
+    const std::vector<Event> events = engine->take_events();
+    CHECK(engine->stats().rows == 4);
+    REQUIRE(events.at(0).prompt_logprobs.size() == 2);
+    for (std::size_t i = 0; i < 2; ++i)
+      CHECK(events[0].prompt_logprobs[i][0].logprob == plain[97 + i][0].logprob);
+  }
+  for (const auto preempt : {Preempt::recompute, Preempt::swap}) {  // evicted, to host memory
+    EngineOptions options = f.options("", 1 << 20);
+    options.max_chunks = 20;
+    options.preempt = preempt;
+    const auto engine = f.engine(options);
+    CHECK(is_same(score(*engine, prompt, rows), first));
+    for (int seed = 2; seed < 5; ++seed) (void)score(*engine, tokens_from(seed, 90), rows);
+    CHECK(is_same(score(*engine, prompt, rows), first));
+    CHECK(rows == 5);
+  }
+}
+
+TEST_CASE("random prompts are scored as without tiers, whatever is evicted") {
+  Fixture f;
+  test::Random random(4);
+  const Folder folder;
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 60; ++id) {
+    std::vector<int> prompt = tokens_from(random.uniform(0, 3), 30 + random.index(40));
+    for (std::size_t n = random.index(20); n > 0; --n) prompt.push_back(random.uniform(0, 59));
+    requests.push_back(request_of(id, std::move(prompt), random.index(30)));
+    requests.back().prompt_logprobs = random.chance(0.7);
+    requests.back().logprobs = random.uniform(0, 6);
+    if (random.chance(0.3)) requests.back().scored_from = 1 + random.index(30);
+  }
+  const auto scores_of = [&](const EngineOptions& options) {
+    const auto engine = f.engine(options);
+    for (const Request& request : requests) engine->submit(request);
+    while (engine->step(0)) continue;
+    std::map<RequestId, std::vector<std::vector<TokenLogprob>>> scores;
+    for (const Event& event : engine->take_events())
+      if (!event.prompt_logprobs.empty()) scores[event.id] = event.prompt_logprobs;
+    return std::pair(scores, engine->stats());
+  };
+  EngineOptions alone = f.options();
+  alone.mode = Mode::paged;  // nothing is shared
+  const auto plain = scores_of(alone).first;
+  int preemptions = 0;
+  for (int round = 0; round < 5; ++round) {
+    EngineOptions options = f.options(round < 4 ? folder.path : "", round % 2 == 0 ? 20000 : 0);
+    options.max_chunks = 24;
+    options.step_tokens = static_cast<std::size_t>(random.uniform(1, 3)) * 30;
+    options.preempt = round % 2 == 1 ? Preempt::swap : Preempt::recompute;
+    options.order = round == 2 ? Order::cache : Order::fcfs;
+    if (round == 3) options.sharing = chunkattn::TreeOptions::Sharing::chunk;
+    const auto [scores, stats] = scores_of(options);
+    CHECK(stats.recalled_tokens > 0);
+    preemptions += stats.preemptions;
+    REQUIRE(scores.size() == plain.size());
+    for (const auto& [id, expected] : plain) {
+      CAPTURE(id);
+      const auto& found = scores.at(id);
+      REQUIRE(found.size() == expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        REQUIRE(found[i].size() == expected[i].size());
+        for (std::size_t k = 0; k < found[i].size(); ++k) {
+          CHECK(found[i][k].token == expected[i][k].token);
+          CHECK(found[i][k].logprob == expected[i][k].logprob);
+        }
+      }
+    }
+  }
+  CHECK(preemptions > 0);
+}
+
 TEST_CASE("options") {
   Fixture f;
   EngineOptions options = f.options("", 1000);
