@@ -20,6 +20,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/companion.hpp"
 #include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -114,6 +115,7 @@ TEST_CASE("reading past what is written says how far it is") {
   CHECK(test::refused([&] { engine.own.read(sequence, 100, out); }) ==
         "position + out.size() = 103: expected at most 100, the first position without a value");
   engine.own.read(sequence, 100, std::span<std::int64_t>());
+  engine.next.read(sequence, std::size_t{0x7fffffff}, std::span<std::int64_t>());
   CHECK(out == Values(3));
 }
 
@@ -140,13 +142,15 @@ TEST_CASE("values are of rows that have been computed, and of known tokens") {
   engine.next.set(sequence, 5, std::span<const std::int64_t>());
 }
 
-TEST_CASE("a dropped step leaves no values, and a superseded row none") {
-  Engine engine;
-  auto sequence = engine.computed(iota(0, 3));
-  std::optional<Tree::Finished> first;
-  {
+TEST_CASE("a superseded row has no value, nor one of a sequence that went back") {
+  for (const std::size_t size :
+       {3, 4, 5}) {  // the row of the later step begins a chunk, or does not
+    Engine engine;
+    const int n = static_cast<int>(size);
+    auto sequence = engine.computed(iota(0, size));
+    std::optional<Tree::Finished> first;
     auto step = engine.tree.begin_step();
-    sequence.append(3);
+    sequence.append(n);
     REQUIRE(step.add(sequence));
     (void)engine.plan.build(step);
     auto in_flight = std::move(step).submit();
@@ -156,34 +160,34 @@ TEST_CASE("a dropped step leaves no values, and a superseded row none") {
     (void)plan.build(later);
     auto later_in_flight = std::move(later).submit();
     first = std::move(in_flight).finish();
-    CHECK(engine.own.set(*first, Values{1003}) == 1);
+    CHECK(engine.own.set(*first, Values{1000 + n}) == 1);
     CHECK(engine.next.set(*first, Values{1}) == 0);
     first.reset();  // its output is given up
-    auto superseded = std::move(later_in_flight).finish();
-    sequence.append(4);
+    sequence.append(n + 1);
+    const auto superseded = std::move(later_in_flight).finish();
     CHECK(engine.own.set(superseded, Values{-1}) == 0);
     engine.compute(sequence);
     CHECK(engine.own.set(superseded, Values{-1}) == 0);
-  }
-  CHECK(read(engine.own, sequence, 0, 5) == counted(1000, 5));
+    CHECK(read(engine.own, sequence, 0, size + 2) == counted(1000, size + 2));
 
-  std::optional<Tree::Finished> gone;
-  {
-    auto step = engine.tree.begin_step();
-    sequence.append(5);
-    REQUIRE(step.add(sequence));
-    (void)engine.plan.build(step);
-    gone = std::move(step).finish();
+    std::optional<Tree::Finished> gone;
+    {
+      auto last = engine.tree.begin_step();
+      sequence.append(n + 2);
+      REQUIRE(last.add(sequence));
+      (void)engine.plan.build(last);
+      gone = std::move(last).finish();
+    }
+    sequence.truncate(size);
+    CHECK(engine.own.set(*gone, Values{-1}) == 0);
+    CHECK(test::refused([&] { engine.own.set(*gone, Values{}); }) ==
+          "values.size() = 0: expected one for each of the step's 1 rows");
+    Engine other;
+    CHECK(test::refused([&] { other.own.set(*gone, Values{1}); }) ==
+          "finished = of another tree: expected a step of this tree");
+    CHECK(test::refused([&] { (void)other.own.first_missing(sequence); }) ==
+          "sequence = of another tree: expected one of this tree");
   }
-  sequence.truncate(5);
-  CHECK(engine.own.set(*gone, Values{-1}) == 0);
-  CHECK(test::refused([&] { engine.own.set(*gone, Values{}); }) ==
-        "values.size() = 0: expected one for each of the step's 1 rows");
-  Engine other;
-  CHECK(test::refused([&] { other.own.set(*gone, Values{1}); }) ==
-        "finished = of another tree: expected a step of this tree");
-  CHECK(test::refused([&] { (void)other.own.first_missing(sequence); }) ==
-        "sequence = of another tree: expected one of this tree");
 }
 
 TEST_CASE("rows of a void step have no values") {
@@ -281,6 +285,102 @@ TEST_CASE("all that decode at once have their values, whatever came between") {
   }
 }
 
+TEST_CASE("the first values of a column are those of rows that decode") {
+  Engine engine;
+  std::vector<Tree::Sequence> all;
+  for (int i = 0; i < 30; ++i) all.push_back(engine.tree.insert(iota(100 * i, 5)));
+  for (auto& sequence : all) test::load(sequence);
+  for (int i = 0; i < 30; ++i) all[static_cast<std::size_t>(i)].append(100 * i + 5);
+  Column far(engine.tree, {.lag = 2});
+  for (auto& sequence : all) far.set(sequence, 2, 1);
+  auto step = engine.tree.begin_step();
+  REQUIRE(step.add(all));
+  (void)engine.plan.build(step);
+  auto finished = std::move(step).finish();
+  const Values values = counted(7, 30);
+  finished.commit(std::vector<int>(30, 1));
+  CHECK(far.set(finished, values) == 0);  // the token after the next is not known
+  CHECK(engine.next.set(finished, values) == 30);
+  CHECK(engine.own.set(finished, values) == 30);
+  check_invariants(engine.tree);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(read(engine.own, all[i], 5, 1) == Values{7 + static_cast<std::int64_t>(i)});
+    CHECK(read(engine.next, all[i], 5, 1) == Values{7 + static_cast<std::int64_t>(i)});
+  }
+}
+
+TEST_CASE("any ranges, in chunks of several words, as in a plain list") {
+  using Wide = PrefixTree<int, 256, PoolAllocator, Lru>;
+  struct Bytes {
+    unsigned char bytes[5];
+  };
+  test::Random random(3);
+  for (int round = 0; round < test::scaled(30); ++round) {
+    Wide tree;
+    Annotations<Wide, Bytes> column(tree);
+    const int size = random.uniform(1, 700);
+    auto sequence = tree.insert(iota(0, static_cast<std::size_t>(size)));
+    test::load(sequence);
+    std::vector<int> plain(static_cast<std::size_t>(size), -1);
+    const auto check = [&] {
+      check_invariants(tree);
+      for (std::size_t p = 0; p < plain.size(); p += random.index(40) + 1) {
+        std::size_t end = p;
+        while (end < plain.size() && plain[end] >= 0) ++end;
+        REQUIRE(column.first_missing(sequence, p) == end);
+        std::vector<Bytes> out(end - p);
+        column.read(sequence, p, out);
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          REQUIRE(out[i].bytes[0] == plain[p + i]);
+          REQUIRE(out[i].bytes[4] == plain[p + i]);
+        }
+      }
+    };
+    for (int i = random.uniform(1, 8); i > 0; --i) {
+      const std::size_t begin = random.index(plain.size());
+      const std::size_t length = 1 + random.index(std::min<std::size_t>(200, plain.size() - begin));
+      std::vector<Bytes> values(length);
+      for (std::size_t k = 0; k < length; ++k) {
+        const auto value = static_cast<unsigned char>(random.uniform(0, 255));
+        std::fill_n(values[k].bytes, 5, value);
+        plain[begin + k] = value;
+      }
+      column.set(sequence, begin, values);
+      check();
+      // Others take slots after it in the same chunk, and leave them again.
+      auto twin =
+          random.chance(0.5) ? sequence.fork() : sequence.fork(1 + random.index(plain.size()));
+      twin.append(std::vector<int>(1 + random.index(90), 1));
+      test::load(twin);
+      const std::size_t all = twin.size();
+      for (std::size_t p = 0; p < all; ++p)
+        if (column.first_missing(twin, p) == p && random.chance(0.3) && p >= plain.size())
+          column.set(twin, p, values[0]);
+      twin.leave();
+      tree.trim(0);
+      check();
+    }
+  }
+}
+
+TEST_CASE("a column that ends leaves nothing behind at the tree") {
+  Tree tree;
+  const auto& observers = detail::TreeAccess::core(tree).topology.observers;
+  {
+    const Column column(tree);
+    CHECK(!observers.empty());
+    CHECK(!observers.follow_writes());
+    {
+      const CacheEvents<Tree> events(tree, [](const CacheEvent&, std::span<const int>) {});
+      CHECK(observers.follow_writes());
+      const Column later(tree);
+      CHECK(observers.follow_writes());
+    }
+    CHECK(!observers.follow_writes());
+  }
+  CHECK(observers.empty());
+}
+
 TEST_CASE("a fork has the values of what it shares or copies, and none of what it parts from") {
   Engine engine;
   auto sequence = engine.computed(iota(0, 3));
@@ -343,6 +443,18 @@ TEST_CASE("values go with eviction and with clear()") {
   CHECK(engine.own.stats().bytes == 0);
 }
 
+TEST_CASE("memory is that of chunks with values") {
+  struct Odd {
+    char bytes[13];
+  };
+  Tree tree;
+  Annotations<Tree, Odd> column(tree);
+  auto sequence = tree.insert(iota(0, 12));
+  test::load(sequence);
+  column.set(sequence, 11, Odd{});
+  CHECK(column.stats().bytes == 8 + 56);  // bits, and 52 bytes in whole words
+}
+
 TEST_CASE("values travel with K/V that is swapped out") {
   Engine engine;
   KvCache<Cpu, float> cache(engine.tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
@@ -374,7 +486,8 @@ TEST_CASE("values are saved and loaded by hand, and read by no other column") {
   const CompanionRows rows = gather_rows(sequence, {2, 6}, engine.own);
   CHECK(rows.format == "annotations 1, 8 bytes, lag 0, ");
   CHECK(rows.ranges == std::vector<TokenRange>{{2, 6}});
-  auto loaded = other.tree.insert(iota(0, 11));
+  auto loaded = other.tree.insert(iota(0, 6));
+  loaded.append(iota(6, 5));
   test::load(loaded);
   REQUIRE(scatter_rows(loaded, rows, other.own));
   check_invariants(other.tree);

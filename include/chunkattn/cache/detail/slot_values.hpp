@@ -184,14 +184,13 @@ class SlotValues final : public NodeObserver {
   // of the last node first.
   template <class F>
   void for_each_run(NodeIndex last, std::int32_t begin, std::int32_t end, const F& f) const {
-    for (NodeIndex i = last; i != root_node && begin < end; i = core_.topology.node(i).parent) {
+    for (NodeIndex i = last; i != root_node; i = core_.topology.node(i).parent) {
       const TreeNode& n = core_.topology.node(i);
-      if (n.position >= end) continue;
       const std::int32_t first = (std::max)(begin, n.position);
       core_.topology.for_each_run(n, first - n.position, (std::min)(end, n.end()) - first,
                                   [&](ChunkIndex c, std::int32_t offset, std::int32_t count,
                                       std::int32_t done) { f(c, offset, count, first + done); });
-      end = (std::min)(end, n.position);
+      if (n.position <= begin) return;
     }
   }
   // Calls f(word, mask) for the bits of `count` slots.
