@@ -26,11 +26,15 @@ void run(test::WindowCounts& seen, const WindowModel& model, std::uint64_t strea
 TEST_CASE("a random engine gives each row its window") {
   const int n = test::scaled(1500);
   test::WindowCounts seen;
-  run<16>(seen, {.windows = {40}, .max_chunks = 110, .max_window_chunks = 60}, 1, n);
-  run<16>(seen, {.windows = {100, 7}, .max_chunks = 150, .max_window_chunks = 90}, 2, n);
+  run<16>(seen, {.windows = {40}, .max_chunks = 110, .max_window_chunks = 60, .has_tiers = true}, 1,
+          n);
+  run<16>(seen,
+          {.windows = {100, 7}, .max_chunks = 150, .max_window_chunks = 90, .has_tiers = true}, 2,
+          n);
   run<16>(seen, {.windows = {1}, .max_chunks = 200, .max_window_chunks = 40, .max_cached = 9}, 3,
           n);
-  run<16>(seen, {.windows = {40}, .max_chunks = 110, .max_window_chunks = 26}, 4, n);
+  run<16>(seen, {.windows = {40}, .max_chunks = 110, .max_window_chunks = 26, .has_tiers = true}, 4,
+          n);
   run<4>(seen,
          {.windows = {13}, .max_chunks = 500, .max_window_chunks = 120, .tree = {.min_run = 4}}, 5,
          n);
@@ -53,6 +57,7 @@ TEST_CASE("a random engine gives each row its window") {
   CHECK(seen.lost > 0);
   CHECK(seen.copies > 0);
   CHECK(seen.swapped > 0);
+  CHECK(seen.swapped_with_windows > 0);
   CHECK(seen.loaded > 0);
   CHECK(seen.groups > 0);
   CHECK(seen.not_viewed > 0);

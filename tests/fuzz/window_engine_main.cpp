@@ -51,6 +51,7 @@ TEST_CASE("windows") {
   print("drafts rejected", counts.rejected);
   print("rows copied for forks", counts.copies);
   print("sequences swapped out", counts.swapped);
+  print("of these, came back with their windows", counts.swapped_with_windows);
   print("tokens loaded from tiers", counts.loaded);
   print("groups that came while sequences were live", counts.groups);
   print("views that were not taken", counts.not_viewed);

@@ -52,6 +52,7 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
   void resumed(SequenceIndex s, int position, int before) {
     Held& held = held_[s];
     held = {};
+    held.is_used = true;
     held.next = held.end = position;
     held.prompt_end = core_.sequences[s].size - 1;
     for_each_slot(s, begin_of(position), position, [&](int p, ChunkIndex of_tree, int) {
@@ -59,7 +60,7 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
       for (const auto& copy : core_.pending_copies)
         if (copy.rows.target_chunk == of_tree && is_to_come(copy))
           if (const auto own = own_.find(copy.rows.source_chunk); own != own_.end())
-            held.sources.insert(own->second);
+            held.others.insert(own->second);
     });
     recomputed_ += static_cast<std::uint64_t>(before - position);
     check(Event::takes);
@@ -94,6 +95,31 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
       expect(to_size(slot.own) < records_.size(), "copies go to chunks of rows");
     check(again ? Event::plans_again : Event::takes);
   }
+  /// Rows of these positions are to come from elsewhere, if there were chunks for them: the
+  /// sequence holds these until it is resumed.
+  void reserved(SequenceIndex s, const std::vector<chunkattn::TokenRange>& ranges, bool has_room) {
+    for (const auto& range : ranges)
+      if (!has_room) refused(s, range.begin, range.begin + range.length);
+    if (!has_room) return check();
+    held_[s].is_used = false;
+    for (const auto& range : ranges)
+      for_each_slot(s, range.begin, range.begin + range.length,
+                    [&](int, ChunkIndex of_tree, int) { held_[s].others.insert(own_of(of_tree)); });
+    check(Event::takes);
+  }
+  /// They have come, where they were not there yet.
+  void loaded(SequenceIndex s, const std::vector<chunkattn::TokenRange>& ranges) {
+    std::vector<Slot> slots;
+    for (const auto& range : ranges)
+      for_each_slot(s, range.begin, range.begin + range.length,
+                    [&](int, ChunkIndex of_tree, int offset) {
+                      if (const auto own = own_.find(of_tree);
+                          own != own_.end() && !is_to_write({own->second, offset}))
+                        slots.push_back({own->second, offset});
+                    });
+    write(slots);
+    check();
+  }
   /// A step has a plan whose view was not taken.
   void not_viewed(const StepRecord& step) {
     if (writes_.contains(step.number)) writes_[step.number].is_stale = true;
@@ -123,7 +149,8 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
   }
   [[nodiscard]] bool is_ready(SequenceIndex s) const {
     const auto held = held_.find(s);
-    return held != held_.end() && core_.sequences[s].cursor <= held->second.end;
+    return held != held_.end() && core_.sequences[s].cursor <= held->second.end &&
+           held->second.is_used;
   }
 
   // ---- what the tree says --------------------------------------------------------------------
@@ -153,7 +180,7 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
   void on_leave(SequenceIndex s) noexcept override {
     const auto held = held_.find(s);
     if (held == held_.end()) return;
-    keep(held->second, held->second.next);
+    if (held->second.is_used) keep(held->second, held->second.next);
     held_.erase(held);
   }
   void on_free(ChunkIndex of_tree) noexcept override {
@@ -184,7 +211,7 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
     std::vector<char> is_held(records_.size());
     for (const auto& [s, held] : held_) {
       for (const auto& [p, own] : held.rows) is_held[to_size(own)] = 1;
-      for (const ChunkIndex own : held.sources) is_held[to_size(own)] = 1;
+      for (const ChunkIndex own : held.others) is_held[to_size(own)] = 1;
     }
     for (const auto& [number, writes] : writes_) {
       for (const Slot& slot : writes.copied) is_held[to_size(slot.own)] = 1;
@@ -277,7 +304,9 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
   /// Of a live sequence: its rows that it holds, by path position.
   struct Held {
     std::map<int, ChunkIndex> rows;
-    std::set<ChunkIndex> sources;  ///< of copies that have not been made
+    /// Sources of copies that have not been made, and chunks for rows that come from elsewhere.
+    std::set<ChunkIndex> others;
+    bool is_used = false;
     int next = 0, end = 0, prompt_end = 0;
   };
   /// Of a step that is not over.
@@ -355,6 +384,19 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
   [[nodiscard]] int written_end(SequenceIndex s) const {
     return core_.topology.written_end(core_.sequences[s].tail);
   }
+  // Whether a step that may run is to write it.
+  [[nodiscard]] bool is_to_write(const Slot& slot) const {
+    const auto is_same = [&](const Slot& other) {
+      return other.own == slot.own && other.offset == slot.offset;
+    };
+    for (const auto& [number, writes] : writes_) {
+      if (core_.steps.is_void(number)) continue;
+      if (std::ranges::any_of(writes.copied, is_same)) return true;
+      for (const auto& entry : writes.rows)
+        if (std::ranges::any_of(entry, is_same)) return true;
+    }
+    return false;
+  }
   void write(const std::vector<Slot>& slots) noexcept {
     for (const Slot& slot : slots)
       bits(records_[to_size(slot.own)].written, slot.offset) |= bit(slot.offset);
@@ -375,7 +417,7 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
     }
     if (held.prompt_end > held.next && held.prompt_end <= next) keep(held, held.prompt_end);
     held.next = next;
-    held.sources.clear();
+    held.others.clear();
     held.rows.erase(held.rows.begin(), held.rows.lower_bound(begin_of(next)));
   }
   [[nodiscard]] int nearest(NodeIndex last, int limit) const {

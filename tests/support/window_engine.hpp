@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/windowed_kv.hpp"
 #include "chunkattn/cache/windowed_layers.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/kv_cache.hpp"
@@ -128,12 +129,14 @@ struct PlainAttention {
 struct WindowCounts {
   std::uint64_t rows = 0, steps = 0, dropped = 0, lost = 0, refused = 0, resumed_early = 0;
   std::uint64_t accepted = 0, rejected = 0, copies = 0;
-  std::uint64_t swapped = 0, loaded = 0, groups = 0, not_viewed = 0, evicted = 0;
+  std::uint64_t swapped = 0, swapped_with_windows = 0, loaded = 0, groups = 0, not_viewed = 0,
+                evicted = 0;
 
   void add(const WindowCounts& other) {
     rows += other.rows, steps += other.steps, dropped += other.dropped, lost += other.lost;
     refused += other.refused, resumed_early += other.resumed_early;
     accepted += other.accepted, rejected += other.rejected, copies += other.copies;
+    swapped_with_windows += other.swapped_with_windows;
     swapped += other.swapped, loaded += other.loaded, groups += other.groups;
     not_viewed += other.not_viewed, evicted += other.evicted;
   }
@@ -218,10 +221,49 @@ class WindowEngine {
   }
 
  private:
+  using Cache = chunkattn::KvCache<chunkattn::Cpu, float>;
+  using Pool = PlainWindowPool<Layers>;
+  /// K/V of windows that travels, of which the plain model is told.
+  class Companion final : public chunkattn::KvCompanion<Sequence> {
+   public:
+    Companion(Layers& layers, Cache& cache, Pool& pool) : kv_(layers, cache), pool_(pool) {}
+    [[nodiscard]] std::string format() const override { return kv_.format(); }
+    [[nodiscard]] std::size_t bytes_per_token() const override { return kv_.bytes_per_token(); }
+    void gather(std::span<const chunkattn::Piece> places, chunkattn::CompanionRows& rows) override {
+      kv_.gather(places, rows);
+    }
+    void scatter(Sequence& sequence, const chunkattn::CompanionRows& rows) override {
+      kv_.scatter(sequence, rows);
+      pool_.loaded(chunkattn::detail::TreeAccess::index(sequence), rows.ranges);
+    }
+    [[nodiscard]] bool reserve(Sequence& sequence, const chunkattn::CompanionRows& rows) override {
+      const bool has_room = kv_.reserve(sequence, rows);
+      pool_.reserved(chunkattn::detail::TreeAccess::index(sequence), rows.ranges, has_room);
+      return has_room;
+    }
+    [[nodiscard]] std::size_t end(const Sequence& sequence, std::size_t limit) const override {
+      return kv_.end(sequence, limit);
+    }
+    [[nodiscard]] chunkattn::TokenRange needed(std::size_t position,
+                                               chunkattn::TokenRange own) const override {
+      return kv_.needed(position, own);
+    }
+    void resume(Sequence& sequence, std::size_t position) override {
+      const int before = static_cast<int>(sequence.num_scheduled());
+      kv_.resume(sequence, position);
+      pool_.resumed(chunkattn::detail::TreeAccess::index(sequence), static_cast<int>(position),
+                    before);
+    }
+
+   private:
+    chunkattn::WindowedKv<Tree, Cache> kv_;
+    Pool& pool_;
+  };
   struct Group {
     Layers layers;
-    chunkattn::KvCache<chunkattn::Cpu, float> cache;
-    PlainWindowPool<Layers> pool;
+    Cache cache;
+    Pool pool;
+    Companion companion;
     /// Arrays of plans by their versions.
     std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<int>> seen;
     Group(Tree& tree, const WindowModel& model, int window)
@@ -229,7 +271,8 @@ class WindowEngine {
                         .max_chunks = model.max_window_chunks,
                         .max_cached_chunks = model.max_cached}),
           cache(layers, {1, 1, dim}),
-          pool(chunkattn::detail::TreeAccess::shared(tree)->tree->core, layers) {}
+          pool(chunkattn::detail::TreeAccess::shared(tree)->tree->core, layers),
+          companion(layers, cache, pool) {}
   };
   /// A row of a step, in the caller's order.
   struct Row {
@@ -254,7 +297,7 @@ class WindowEngine {
     if (what == 25 && !live_.empty()) return (void)any().take_over();
     if (what == 26) return random_.chance(0.5) ? swap_out() : swap_in();
     if (what == 27 && random_.chance(0.2)) return come_or_go();
-    if (what == 28 && random_.chance(0.1)) return evict_all();
+    if (what == 28 && (tiers_ || random_.chance(0.1))) return evict_all();
     if (what == 29) return pin();
     if (tiers_ && random_.chance(0.1)) return use_tiers();
     if (what >= 30) step();
@@ -325,10 +368,18 @@ class WindowEngine {
     tree_.clear();
     if (tiers_) tiers_->reopen("model");
   }
+  /// A preempted sequence, with its windows in the groups that there were.
+  struct Swapped {
+    chunkattn::SwappedSequence<int> sequence;
+    std::vector<std::uint64_t> groups;  ///< ids, in the order of its companions
+  };
   void swap_out() {
     if (live_.empty() || swapped_.size() >= 3) return;
     Sequence& one = any();
-    swapped_.push_back(chunkattn::swap_out(one, full_));
+    Swapped swapped;
+    const auto companions = find_companions(swapped.groups);
+    swapped.sequence = chunkattn::swap_out(one, full_, companions);
+    swapped_.push_back(std::move(swapped));
     std::swap(one, live_.back());
     live_.pop_back();
     ++counts_.swapped;
@@ -336,10 +387,31 @@ class WindowEngine {
   void swap_in() {
     if (swapped_.empty() || live_.size() >= 8) return;
     std::swap(swapped_[random_.index(swapped_.size())], swapped_.back());
-    auto one = chunkattn::resume(tree_, full_, swapped_.back());
+    Swapped& swapped = swapped_.back();
+    std::vector<std::uint64_t> groups;
+    auto companions = find_companions(groups);
+    if (groups != swapped.groups || random_.chance(0.1)) {  // computed again
+      companions.clear();
+      swapped.sequence.companions.clear();
+      swapped.groups.clear();
+    }
+    auto one = chunkattn::resume(tree_, full_, swapped.sequence, companions);
     if (!one) return;
+    bool is_ready = !companions.empty();
+    for (const auto& group : groups_)
+      is_ready = is_ready && (!group || group->layers.is_ready(*one));
+    counts_.swapped_with_windows += is_ready && one->num_scheduled() > 0;
     live_.push_back(std::move(*one));
     swapped_.pop_back();
+  }
+  chunkattn::KvCompanions<Sequence> find_companions(std::vector<std::uint64_t>& ids) {
+    chunkattn::KvCompanions<Sequence> companions;
+    for (const auto& group : groups_) {
+      if (!group) continue;
+      companions.push_back(&group->companion);
+      ids.push_back(group->cache.tree_id());
+    }
+    return companions;
   }
   /// The group of some layers goes, or one comes that knows nothing of what is there.
   void come_or_go() {
@@ -356,6 +428,11 @@ class WindowEngine {
   void evict_all() {
     const std::size_t size = ChunkSize * tree_.chunks_available();
     if (size > 0) (void)tree_.try_insert(std::vector<int>(size, 9));
+    if (!tiers_) return;
+    while (tiers_->work()) {
+    }
+    join();
+    join();
   }
   void pin() {
     if (pins_.size() >= 2) return (void)pins_.erase(pins_.begin());
@@ -372,7 +449,7 @@ class WindowEngine {
     options.max_wait_seconds = 1e9;
     options.write_through = random_.chance(0.5);
     std::vector<std::shared_ptr<chunkattn::TierStore>> stores{
-        std::make_shared<chunkattn::MemoryTier>(std::size_t{1} << random_.uniform(14, 22))};
+        std::make_shared<chunkattn::MemoryTier>(std::size_t{1} << random_.uniform(15, 20))};
     tiers_.emplace(tree_, full_, std::move(stores), std::move(options));
   }
   void use_tiers() {
@@ -709,7 +786,7 @@ class WindowEngine {
   chunkattn::KvCache<chunkattn::Cpu, float> full_;
   std::vector<std::unique_ptr<Group>> groups_;  ///< null: not there now
   std::optional<Tiers> tiers_;
-  std::vector<chunkattn::SwappedSequence<int>> swapped_;
+  std::vector<Swapped> swapped_;
   std::vector<typename Tree::Pin> pins_;
   chunkattn::AttentionPlan plans_[2];
   std::vector<std::vector<int>> texts_;
