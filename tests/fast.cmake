@@ -70,7 +70,7 @@ chunkattn_fast_program(fast_cpu SCALE 0.3 OPTIONS -Og
         pairs_test tile_test)
 chunkattn_fast_program(fast_batches SCALE 0.3 OPTIONS -Og TESTS step_batch_test plan_arrays_test)
 chunkattn_fast_program(fast_windows SCALE 0.3 OPTIONS -Og TESTS window_engine_test window_groups_test
-  window_layers_test window_steps_test window_swap_test window_test)
+  window_layers_test window_pins_test window_steps_test window_swap_test window_test)
 chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -Og TESTS cpu_dispatch_test)
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -Og TESTS attention_variants_test)
 # These three define a macro before they include anything.

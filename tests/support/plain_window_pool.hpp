@@ -171,6 +171,9 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
       write(known->second.rows[e]);
       advance(entry);
     }
+    if (has_run && !is_planned)
+      for (const auto& copy : core_.pending_copies)
+        if (copy.step == step.number) lose(copy.rows);
     if (known != writes_.end()) writes_.erase(known);
   }
   void on_load(SequenceIndex s, chunkattn::TokenRange range) noexcept override {
@@ -190,6 +193,18 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
     freed_ += record.kept;
     record.of_tree = chunkattn::no_chunk;
     own_.erase(own);
+  }
+  void on_pin(NodeIndex last) noexcept override {
+    const auto& n = core_.topology.node(last);
+    const int begin = begin_of(n.end());
+    for_each_slot_of(last, 0, n.end(), [&](int p, ChunkIndex of_tree, int) {
+      const auto own = own_.find(of_tree);
+      if (own == own_.end() || group_.chunks().find(of_tree) != own->second) return true;
+      Record& record = records_[to_size(own->second)];
+      record.kept = record.kept || (n.pins > 0 && p >= begin);
+      if (group_.chunks().num_holds(own->second) == 0) record.released = now_;
+      return true;
+    });
   }
   void on_clear() noexcept override { is_cleared_ = true; }
   void reserve(std::size_t) override {}
@@ -238,12 +253,12 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
       } else if (is_there) {  // cached
         expect(record.kept, "only windows before junctions are cached");
         expect(!is_cleared_, "nothing is cached after clear()");
-        oldest = std::min(oldest, record.released);
+        oldest = std::min(oldest, turn_of(record));
         ++num_cached;
       } else {
         if (record.kept && !is_cleared_) {
           ++gone;
-          newest_gone = std::max(newest_gone, record.released);
+          newest_gone = std::max(newest_gone, turn_of(record));
         }
         own_.erase(record.of_tree);
         record.of_tree = chunkattn::no_chunk;
@@ -262,7 +277,8 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
       expect(evicted >= gone, "what has gone was evicted");
       expect(evicted <= gone + freed_,
              "what was evicted has gone");  // some may have gone before the tree's went
-      if (gone > 0) expect(newest_gone <= oldest, "the least recently used goes first");
+      if (gone > 0)
+        expect(newest_gone <= oldest, "the least recently used goes first, what is pinned last");
     }
     // The most that were used at once.
     if (event == Event::other) {
@@ -364,16 +380,32 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
     ++fresh_;
     return own;
   }
+  // What is less goes first.
+  [[nodiscard]] std::uint64_t turn_of(const Record& record) const {
+    const bool is_pinned = core_.chunk_table[record.of_tree].pinned > 0;
+    return record.released + (is_pinned ? std::uint64_t{1} << 62 : 0);
+  }
   void forget(Record& record) {
     if (only_of_step_.empty()) expect(record.kept, "only windows before junctions are cached");
     gone_ += record.kept;
-    gone_newest_ = std::max(gone_newest_, record.released);
+    gone_newest_ = std::max(gone_newest_, turn_of(record));
     record.of_tree = chunkattn::no_chunk;
   }
   // The sequence has to be resumed before it goes on after this position.
   void give_up(SequenceIndex s, int position) noexcept {
     if (const auto held = held_.find(s); held != held_.end())
       held->second.end = std::min(held->second.end, std::max(held->second.next, position));
+  }
+  // Copies were made for the tree alone: whoever counts on their rows has to be resumed again.
+  void lose(const chunkattn::PlanView::RowCopy& rows) noexcept {
+    const auto own = own_.find(rows.target_chunk);
+    if (own == own_.end()) return;
+    for (int i = 0; i < rows.length; ++i)
+      bits(records_[to_size(own->second)].written, rows.target_begin + i) &=
+          ~bit(rows.target_begin + i);
+    for (auto& [s, held] : held_)
+      for (const auto& [p, c] : held.rows)
+        if (c == own->second) held.end = -1;
   }
   void forget(SequenceIndex s, int begin, int end) noexcept {
     for_each_slot(s, begin, end, [&](int, ChunkIndex of_tree, int offset) {

@@ -19,11 +19,16 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// A chunk is held while a live sequence needs it. A chunk that nobody holds is *cached* if its
-/// window was kept, oldest first in a list, and free otherwise.
+/// window was kept, oldest first in a list, and free otherwise. Those whose chunk of the tree is
+/// pinned have a list of their own, and go last.
 class WindowChunks {
  public:
-  WindowChunks(std::int32_t chunk_size, std::size_t max_chunks, std::size_t max_cached)
-      : words_((chunk_size + 63) / 64), max_chunks_(max_chunks), max_cached_(max_cached) {}
+  WindowChunks(const ChunkTable& tree, std::int32_t chunk_size, std::size_t max_chunks,
+               std::size_t max_cached)
+      : tree_(tree),
+        words_((chunk_size + 63) / 64),
+        max_chunks_(max_chunks),
+        max_cached_(max_cached) {}
 
   // ---- counts --------------------------------------------------------------------------------
 
@@ -93,6 +98,12 @@ class WindowChunks {
   }
   /// Caches the chunk when nobody holds it any more.
   void keep(ChunkIndex c) noexcept { records_[to_size(c)].kept = true; }
+  /// Its chunk of the tree is pinned, or no longer.
+  void on_pin(ChunkIndex c) noexcept {
+    if (records_[to_size(c)].holds > 0) return;
+    unlink(c);
+    link(c);
+  }
   [[nodiscard]] bool is_kept(ChunkIndex c) const noexcept { return records_[to_size(c)].kept; }
   /// The chunk of the tree is free: what the group has of it is nobody's K/V.
   void detach(ChunkIndex of_tree) noexcept {
@@ -119,11 +130,12 @@ class WindowChunks {
   void set_free_sink(std::unique_ptr<FreeSink> sink) { free_sink_ = std::move(sink); }
   /// Frees what is cached.
   void clear() noexcept {
-    while (oldest_ != no_chunk) {
-      const ChunkIndex c = oldest_;
-      unlink(c);
-      free(c);
-    }
+    for (const List& list : lists_)
+      while (list.oldest != no_chunk) {
+        const ChunkIndex c = list.oldest;
+        unlink(c);
+        free(c);
+      }
   }
   /// Whether it still stands for this chunk of the tree.
   [[nodiscard]] bool stands_for(ChunkIndex c, ChunkIndex of_tree) const noexcept {
@@ -189,7 +201,9 @@ class WindowChunks {
       used += record.holds > 0 || is_cached;
       cached += is_cached;
     }
-    for (ChunkIndex c = oldest_; c != no_chunk; c = records_[to_size(c)].newer) ++listed;
+    for (const List& list : lists_)
+      for (ChunkIndex c = list.oldest; c != no_chunk; c = records_[to_size(c)].newer, ++listed)
+        if ((tree_[records_[to_size(c)].of_tree].pinned > 0) != (&list == &lists_[1])) return false;
     for (std::size_t i = 0; i < own_.size(); ++i)
       if (own_[i] >= 0 && !stands_for(own_[i], static_cast<ChunkIndex>(i))) return false;
     return used == num_used_ && cached == num_cached_ && listed == cached && used <= max_chunks_ &&
@@ -201,7 +215,12 @@ class WindowChunks {
     ChunkIndex of_tree = no_chunk;
     std::int32_t holds = 0;
     bool kept = false, is_scratch = false;
+    bool is_pinned = false;                         ///< cached: which list it is in
     ChunkIndex older = no_chunk, newer = no_chunk;  ///< cached; `newer` links free ones, too
+  };
+
+  struct List {
+    ChunkIndex oldest = no_chunk, newest = no_chunk;
   };
 
   [[nodiscard]] std::size_t at(const Slots& s) const noexcept {
@@ -217,34 +236,39 @@ class WindowChunks {
     --num_used_;
   }
   void evict() noexcept {
-    const ChunkIndex c = oldest_;
+    const ChunkIndex c = lists_[lists_[0].oldest == no_chunk ? 1 : 0].oldest;
     unlink(c);
     free(c);
     ++num_evicted_;
   }
   void link(ChunkIndex c) noexcept {
     Record& record = records_[to_size(c)];
-    record.older = newest_;
+    record.is_pinned = tree_[record.of_tree].pinned > 0;
+    List& list = lists_[record.is_pinned ? 1 : 0];
+    record.older = list.newest;
     record.newer = no_chunk;
-    (newest_ == no_chunk ? oldest_ : records_[to_size(newest_)].newer) = c;
-    newest_ = c;
+    (list.newest == no_chunk ? list.oldest : records_[to_size(list.newest)].newer) = c;
+    list.newest = c;
     ++num_cached_;
   }
   void unlink(ChunkIndex c) noexcept {
     const Record& record = records_[to_size(c)];
-    (record.older == no_chunk ? oldest_ : records_[to_size(record.older)].newer) = record.newer;
-    (record.newer == no_chunk ? newest_ : records_[to_size(record.newer)].older) = record.older;
+    List& list = lists_[record.is_pinned ? 1 : 0];
+    (record.older == no_chunk ? list.oldest : records_[to_size(record.older)].newer) = record.newer;
+    (record.newer == no_chunk ? list.newest : records_[to_size(record.newer)].older) = record.older;
     --num_cached_;
   }
 
   static constexpr ChunkIndex lost = no_chunk - 1;
 
+  const ChunkTable& tree_;
   const std::int32_t words_;  ///< of bits for each chunk
   const std::size_t max_chunks_, max_cached_;
   Array<Record> records_;
   Array<ChunkIndex> own_;  ///< by chunk of the tree; no_chunk, or `lost`: there was one
   Array<std::uint64_t> written_, planned_;
-  ChunkIndex free_ = no_chunk, oldest_ = no_chunk, newest_ = no_chunk;
+  ChunkIndex free_ = no_chunk;
+  List lists_[2];  ///< of cached chunks: those that are not pinned, and those that are
   std::size_t num_used_ = 0, num_cached_ = 0, peak_ = 0;
   std::uint64_t num_evicted_ = 0, version_ = 0;
   std::unique_ptr<FreeSink> free_sink_;

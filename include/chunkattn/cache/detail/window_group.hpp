@@ -38,7 +38,7 @@ class WindowGroup final : public NodeObserver {
  public:
   WindowGroup(TreeCore& tree, std::int32_t window, std::size_t max_chunks, std::size_t max_cached)
       : core_(tree),
-        chunks_(tree.topology.geometry.size, max_chunks, max_cached),
+        chunks_(tree.chunk_table, tree.topology.geometry.size, max_chunks, max_cached),
         search_(tree, chunks_, window - 1) {
     core_.topology.observers.add(*this);
   }
@@ -199,6 +199,21 @@ class WindowGroup final : public NodeObserver {
   void on_load(SequenceIndex s, TokenRange range) noexcept override {
     holds_.end(s, range.begin);
     forget(s, range);
+  }
+  void on_pin(NodeIndex last) noexcept override {
+    const std::int32_t begin = begin_of(core_.topology.node(last).end());
+    const bool is_pinned = core_.topology.node(last).pins > 0;
+    for (NodeIndex i = last; i != root_node; i = core_.topology.node(i).parent) {
+      const TreeNode& n = core_.topology.node(i);
+      core_.topology.for_each_run(
+          n, 0, n.length,
+          [&](ChunkIndex of_tree, std::int32_t, std::int32_t count, std::int32_t done) {
+            const ChunkIndex c = chunks_.find(of_tree);
+            if (c == no_chunk) return;
+            if (is_pinned && n.position + done + count > begin) chunks_.keep(c);
+            chunks_.on_pin(c);
+          });
+    }
   }
   void on_leave(SequenceIndex s) noexcept override { holds_.leave(s); }
   void reserve(std::size_t) override {}

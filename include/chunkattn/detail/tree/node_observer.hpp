@@ -54,6 +54,8 @@ class NodeObserver {
   virtual void on_void() noexcept {}
   /// K/V of these positions of a sequence has come from elsewhere.
   virtual void on_load(SequenceIndex, TokenRange) noexcept {}
+  /// The path to a node has one pin more, or one less.
+  virtual void on_pin(NodeIndex) noexcept {}
   /// A sequence has left, and no step and no copy uses it any more. Its path is still there.
   virtual void on_leave(SequenceIndex) noexcept {}
   /// For tests: whether what it keeps is what the tree says.

@@ -274,6 +274,7 @@ class Retention {
     const std::int32_t pin = free_pins_.back();
     free_pins_.pop_back();
     pins_[to_size(pin)] = match.last;
+    notify_pin(match.last);
     return pin;
   }
   /// The pin's handle is gone.
@@ -379,7 +380,11 @@ class Retention {
     if (last == none) return;
     // Bottom-up: a parent must stay younger than its children.
     for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent) change_pins(n, -1);
+    notify_pin(last);
     last = none;
+  }
+  void notify_pin(NodeIndex last) const noexcept {
+    topology_.observers.notify([=](NodeObserver& observer) { observer.on_pin(last); });
   }
   /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
   /// the child that was moved just before it.
