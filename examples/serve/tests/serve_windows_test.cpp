@@ -245,8 +245,7 @@ TEST_CASE("prompts join as far as their windows have room, and none is preempted
   }
   CHECK(rows_of(model, *engine, requests) == 6 * 59);
   CHECK(engine->stats().preemptions == 0);
-  CHECK(engine->stats().peak_sequences >= 2);
-  CHECK(engine->stats().peak_sequences <= 4);
+  CHECK(engine->stats().peak_sequences == 3);
   CHECK(engine->stats().peak_window_chunks == 16);
   CHECK(engine->snapshot().windows.evicted_chunks > 0);
 }
@@ -307,12 +306,12 @@ TEST_CASE("memory is divided between all tokens and windows") {
     const std::size_t of_all = all / to_size(config.num_layers);
     CHECK(room.chunks * others <= 4 * (room.window_chunks + 1) * others + windowed);
     CHECK(room.window_chunks == std::max(all / (4 * others + windowed), std::min(least, of_all)));
-    options.max_chunks = 1000;
+    options.max_chunks = to_size(random.uniform(4, 1000));
     const WindowRoom given = window_room(config, options, all);
-    CHECK(given.chunks == 1000);
-    CHECK(given.window_chunks == std::max<std::size_t>(250, std::min<std::size_t>(least, 1000)));
+    CHECK(given.chunks == options.max_chunks);
+    CHECK(given.window_chunks == std::max(given.chunks / 4, std::min(least, given.chunks)));
     options.max_window_chunks = 77;
     CHECK(window_room(config, options, all).window_chunks == 77);
-    CHECK(window_room(config, options, all).chunks == 1000);
+    CHECK(window_room(config, options, all).chunks == given.chunks);
   }
 }
