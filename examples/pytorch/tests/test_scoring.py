@@ -186,12 +186,36 @@ class ScoringTest(unittest.TestCase):
                     self.check(prompt, continuation, score)
         questions = [prompt + [draw.randrange(VOCABULARY) for _ in range(30)] for _ in range(20)]
         pairs = [(question, [draw.randrange(VOCABULARY) for _ in range(4)]) for question in questions for _ in range(4)]
-        generator = Generator(self.model, step_tokens=64, max_chunks=12, check=False)
+        generator = Generator(self.model, step_tokens=64, max_chunks=12, max_sequences=5, check=False)
         draw.shuffle(pairs)
-        scores = generator.score_many(pairs)
+        at_once = []
+        scores = generator.score_many(
+            pairs, progress=lambda _: at_once.append(generator.num_live + generator.num_waiting))  # fmt: skip
+        self.assertEqual(max(at_once), 5)  # however many there are
         self.assertEqual(generator.stats["rows"], self.distinct(pairs))  # also where memory has room for few
         for pair, score in zip(pairs, scores, strict=True):
             self.check(*pair, score)
+
+    def test_requests_that_join(self):
+        """A request's tokens are chosen from its own logits, whatever is scored in the same steps."""
+        draw = random.Random(SEED)
+        generator, requests = Generator(self.model, step_tokens=40, max_sequences=8, check=False), []
+        common = [draw.randrange(VOCABULARY) for _ in range(20)]
+        pairs = [(common, [draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 30))]) for _ in range(30)]
+
+        def join(_):
+            prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 20))]
+            requests.append(generator.submit(prompt, max_new_tokens=3, eos_token_id=None))
+
+        for pair, score in zip(pairs, generator.score_many(pairs, progress=join), strict=True):
+            self.check(*pair, score)
+        while generator.has_work:
+            generator.step()
+        self.assertGreater(len(requests), 5)
+        for request in requests:
+            rows = self.alone(request.prompt + request.tokens[:-1])[len(request.prompt) - 1 :]
+            for token, row in zip(request.tokens, rows, strict=True):
+                self.assertGreater(row[token], row.max() - 1e-3)
 
     def test_greedy(self):
         """One token that is not the most probable one is enough, wherever it is."""
@@ -221,6 +245,9 @@ class ScoringTest(unittest.TestCase):
         self.check([5, 6, 7], [128 + ord("b") % 64], score)
         [score] = generator.score("xyz", [[9, 8]])
         self.check(tokenizer("xyz").input_ids, [9, 8], score)
+        arrays = torch.arange(60).reshape(10, 2, 3)  # whose prompts are objects of a moment
+        for (prompt, continuation), score in zip(arrays.tolist(), generator.score_many(arrays), strict=True):
+            self.check(prompt, continuation, score)
         [score] = generator.score("xya", ["b"])
         self.assertRegex(str(score.error), "continuation = 'b': expected text that adds tokens")
 

@@ -182,7 +182,7 @@ def _scores(generator, reader, pairs, where, strict=False, progress=None):
                 progress(told - batch.left)
                 told = batch.left
             live = [work for work in live if work.wanted]
-            for work in itertools.islice(texts, max(0, generator.max_sequences - len(live))):
+            for work in itertools.islice(texts, generator.max_sequences - len(live)):
                 generator._submitted.append(work)
                 live.append(work)
             if not live:
