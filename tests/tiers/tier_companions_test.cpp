@@ -279,6 +279,18 @@ TEST_CASE("a group without room takes no rows, and holds nothing for them") {
   for (const auto& other : others) model.model.check(other);
 }
 
+TEST_CASE("rows of tokens whose K/V is not there yet are not put back") {
+  Tiered model(memory(), {32});
+  model.answer(iota(0, 300));
+  model.evict();
+  auto writer = model.model.tree.insert(iota(0, 40));
+  auto waits = model.load(iota(0, 300));
+  CHECK(waits.num_written() == 0);  // before what has come are 40 tokens that are to be computed
+  CHECK(model.tiers->stats().loaded_tokens == 288 - 40);
+  CHECK(model.model.end(waits) == 0);
+  CHECK(model.model.groups[0]->layers.stats().used_chunks == 0);
+}
+
 TEST_CASE("rows lie in files as they are, beside K/V that is rounded") {
   const test::tier_folder::Folder folder;
   std::optional<CompanionRows> before;

@@ -154,7 +154,7 @@ struct TierContent {
                                            std::vector<std::byte>& raw) {
   TierHeader header;
   const std::size_t least = tier_record_bytes(content, codec);
-  if (record.size() < least || record.size() - least > codec.companions.most_bytes()) return false;
+  if (record.size() < least) return false;
   const std::size_t row_bytes = record.size() - least;
   std::memcpy(&header, record.data(), sizeof(header));
   if (header.magic != TierHeader::expected_magic || header.head_bytes != content.head.size() ||
