@@ -131,7 +131,7 @@ TEST_CASE("values are of rows that have been computed, and of known tokens") {
   CHECK(read(engine.own, sequence, 0, 4) == Values{1000, 0, 0, 0});
   engine.own.set(sequence, 2, 7);
   CHECK(read(engine.own, sequence, 0, 4) == Values{1000, 0, 7, 0});
-  for (const std::size_t position : {0, 4, 5})
+  for (const std::size_t position : std::vector<std::size_t>{0, 4, 5})
     CHECK(test::refused([&] { engine.own.set(sequence, position, values); }).find("most 4") !=
           std::string::npos);
   engine.compute(sequence);
@@ -143,8 +143,8 @@ TEST_CASE("values are of rows that have been computed, and of known tokens") {
 }
 
 TEST_CASE("a superseded row has no value, nor one of a sequence that went back") {
-  for (const std::size_t size :
-       {3, 4, 5}) {  // the row of the later step begins a chunk, or does not
+  for (const std::size_t size : std::vector<std::size_t>{
+           3, 4, 5}) {  // the row of the later step begins a chunk, or does not
     Engine engine;
     const int n = static_cast<int>(size);
     auto sequence = engine.computed(iota(0, size));
@@ -460,7 +460,7 @@ TEST_CASE("values travel with K/V that is swapped out") {
   KvCache<Cpu, float> cache(engine.tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
   auto goes = engine.computed(iota(0, 11));
   Column third(engine.tree, {.name = "third"});
-  for (const std::size_t position : {6, 9}) third.set(goes, position, 7);
+  for (const std::size_t position : std::vector<std::size_t>{6, 9}) third.set(goes, position, 7);
   const std::vector<KvCompanion<Tree::Sequence>*> columns{&engine.own, &engine.next, &third};
   const auto swapped = swap_out(goes, cache, columns);
   CHECK(swapped.companions[2].ranges == std::vector<TokenRange>{{6, 1}, {9, 1}});
