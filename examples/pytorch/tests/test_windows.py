@@ -446,11 +446,12 @@ class BindingTest(unittest.TestCase):
         del cache
         self.assertEqual(tree.windows, [])
         layers = chunkattn.WindowedLayers(tree, 20, 30)
-        groups = chunkattn.WindowedGroups(tree, {30: 40})
-        first = groups[0]
         del tree
         self.assertFalse(layers.is_ready(sequence))
-        del layers
+        tree = chunkattn.Tree(100)
+        sequence, groups = tree.insert([1]), chunkattn.WindowedGroups(tree, {30: 40})
+        first = groups[0]
+        del tree
         self.assertEqual(len(groups.try_insert([1, 2], 2)), 2)
         del groups
         self.assertFalse(first.is_ready(sequence))
