@@ -206,6 +206,24 @@ class WindowsTest(unittest.TestCase):
         self.assertEqual([request.cached_tokens >= 500 for request in requests].count(False), 1)
         self.assertLess(ours.stats["recomputed_tokens"], 502)
 
+    def test_no_room_to_resume(self):
+        """Of a prompt, and of a fork: it waits."""
+        ours, calls, resume = Generator(make("gemma3", 100), check=False), [], chunkattn.WindowedGroups.resume
+
+        def short(groups, sequence):
+            calls.append(sequence)
+            if len(calls) in (1, 3):
+                raise chunkattn.OutOfChunks("no chunk")
+            return resume(groups, sequence)
+
+        with unittest.mock.patch.object(chunkattn.WindowedGroups, "resume", short):
+            request, = ours.generate([[5] * 150], n=3, max_new_tokens=4, eos_token_id=None)
+        self.assertEqual(len(calls), 5)
+        calls.clear()
+        self.assertEqual([output.tokens for output in request.outputs], [request.tokens] * 3)
+        self.assertEqual(len(request.tokens), 4)
+        self.check_idle(ours)
+
     def test_scores(self):
         """What a model says of continuations is the same where windows are computed again, or texts preempted."""
         draw = self.draw()
