@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import local_tasks
 import models
@@ -27,6 +28,7 @@ try:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
+    import chunkattn.lm_eval
     from chunkattn.lm_eval import ChunkAttnLM
 
     VERSION = lm_eval.__version__
@@ -153,6 +155,32 @@ class LmEvalTest(unittest.TestCase):
     def test_generation(self):
         self.compare(self.ours, self.theirs, ["generate"], limit=9)
         self.compare(self.ours, self.theirs, ["generate"], limit=3, gen_kwargs="max_gen_toks=20,until=o")
+
+    def test_ends_of_generation(self):
+        """Texts end where a stop sequence is complete, also the shorter ones of a batch; the rest is padding."""
+        pad, decode = self.ours.tokenizer.pad_token_id, self.ours.tokenizer.decode
+        for token in range(9, 99):  # until the long text does not have the short one's first token
+            rows = [[7] * 40, [token] * 10]
+            free = self.ours.generator.generate(rows, max_new_tokens=5, do_sample=False, eos_token_id=None)
+            stop = decode(free[1].tokens[:1])
+            if stop not in decode(free[0].tokens):
+                break
+        context = torch.tensor([rows[0], [pad] * 30 + rows[1]])
+        mask = torch.tensor([[1] * 40, [0] * 30 + [1] * 10])
+        got = self.ours._model_generate(context, 45, [stop], attention_mask=mask, eos_token_id=None).tolist()
+        self.assertEqual(got[0], rows[0] + free[0].tokens)
+        self.assertEqual(got[1], [pad] * 30 + rows[1] + free[1].tokens[:1] + [pad] * 4)
+
+        def failing(tokenizer, stop, begin, batch):
+            def criterion(ids, scores):
+                raise RuntimeError("no criterion")
+
+            return [criterion] if begin == 10 else []
+
+        with unittest.mock.patch.object(chunkattn.lm_eval, "stop_sequences_criteria", failing):
+            with self.assertRaisesRegex(RuntimeError, "no criterion"):
+                self.ours._model_generate(context, 45, [stop], attention_mask=mask)
+        self.assertFalse(self.ours.generator.num_live + self.ours.generator.num_waiting)
 
     def test_chat_template(self):
         tasks = ["choices_same", "generate"]
