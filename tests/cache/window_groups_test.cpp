@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,26 @@ std::vector<int> tokens_like(test::Random& random, const std::vector<std::vector
   return tokens;
 }
 
+/// The chunks that no other sequence holds, of a window and a step's rows wherever that begins.
+template <class Sequence>
+std::size_t most_taken(const Sequence& sequence, std::size_t reads, std::size_t rows,
+                       const std::vector<char>& held) {
+  std::vector<ChunkIndex> chunk_at(sequence.size());
+  sequence.for_each_run({0, static_cast<std::int32_t>(sequence.size())}, [&](const Piece& piece) {
+    std::fill_n(chunk_at.begin() + piece.position, piece.length, piece.chunk);
+  });
+  std::size_t most = 0;
+  for (std::size_t next = sequence.num_scheduled(); next < sequence.size(); ++next) {
+    std::set<ChunkIndex> taken;
+    for (std::size_t p = next - std::min(next, reads); p < std::min(sequence.size(), next + rows);
+         ++p)
+      if (const auto c = static_cast<std::size_t>(chunk_at[p]); c >= held.size() || !held[c])
+        taken.insert(chunk_at[p]);
+    most = std::max(most, taken.size());
+  }
+  return most;
+}
+
 /// Admits prompts at random, each computed before the next one joins; some of them stay, or decode.
 template <int ChunkSize>
 void admit(int stream, const TreeOptions& how, const std::vector<int>& windows,
@@ -95,6 +117,12 @@ void admit(int stream, const TreeOptions& how, const std::vector<int>& windows,
     }
     before.push_back(model.tree.stats().used_chunks);
     const auto found = groups.find(prompt, join);
+    std::vector<std::vector<char>> held(groups.size());  // by chunk of the tree
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      for (std::size_t c = 0; c < model.tree.num_chunks(); ++c)
+        held[g].push_back(
+            detail::WindowAccess::group(groups[g]).search().is_held(static_cast<ChunkIndex>(c)));
+    const auto tree_evicted = model.tree.stats().evicted_chunks;
     auto sequence = groups.try_insert(model.tree, prompt, rows, join);
     REQUIRE(sequence.has_value() == fits);
     model.check();
@@ -109,6 +137,17 @@ void admit(int stream, const TreeOptions& how, const std::vector<int>& windows,
     REQUIRE(sequence->num_pending() == 0);
     CHECK(groups.is_ready(*sequence));
     CHECK(sequence->num_scheduled() <= found);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const std::size_t start = sequence->num_scheduled();
+      CHECK(groups[g].window_end(*sequence, start) == start);
+      // What the tree evicts for the prompt may leave it more room in its first chunk.
+      const auto most =
+          most_taken(*sequence, static_cast<std::size_t>(windows[g]) - 1, rows, held[g]);
+      CHECK(needed[g] >= most);
+      CHECK(needed[g] <= most + 1);
+      if (model.tree.stats().evicted_chunks == tree_evicted && start < prompt.size())
+        num_exact += needed[g] == most;
+    }
     const auto available = lowest;
     const auto look = [&] {
       for (std::size_t g = 0; g < groups.size(); ++g)
@@ -125,7 +164,6 @@ void admit(int stream, const TreeOptions& how, const std::vector<int>& windows,
     }
     for (std::size_t g = 0; g < groups.size(); ++g) {
       CHECK(available[g] - lowest[g] <= needed[g]);
-      num_exact += available[g] - lowest[g] == needed[g];
     }
     model.check();
     for (int n = random.uniform(0, 40); n > 0 && sequence->num_uncomputed() == 1; --n)

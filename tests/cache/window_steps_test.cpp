@@ -99,7 +99,8 @@ TEST_CASE("a plan that was replaced has no view either; steps of others need non
   auto one = model.join(test::iota(0, 20));
   auto two = model.join(test::iota(100, 20));
   auto step = model.step_of(one, 10, model.plan);
-  (void)model.plan.build(step);  // again, and no view()
+  AttentionPlan other_plan;
+  (void)(test::Random(52).chance(0.5) ? model.plan : other_plan).build(step);  // and no view()
   auto flight = std::move(step).submit();
   auto later = model.tree.begin_step();
   REQUIRE(later.add(two, 10));
@@ -360,6 +361,27 @@ TEST_CASE("rows whose results are not used any more are written nowhere") {
   CHECK(model.layers.window_end(one, Tree::Sequence::whole) == one.num_scheduled());
   model.compute(one, 5);
   CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("a sequence looks for junctions on its own path, not on that of one that has left") {
+  Steps model(30);
+  const auto other = test::iota(1000, 400), prompt = test::iota(0, 400);
+  auto parting = other;
+  parting.resize(390);
+  parting.push_back(5);
+  {
+    auto one = model.join(other);
+    auto two = model.tree.insert(parting);  // a junction at 390
+    model.compute(one, 50);
+  }
+  auto next = model.join(prompt);  // has the place of `one`
+  auto part = prompt;
+  part.resize(100);
+  part.push_back(5);
+  auto third = model.tree.insert(part);
+  while (next.size() == 400) model.compute(next, 50);
+  part.back() = 6;
+  CHECK(model.layers.find(part) == 100);
 }
 
 TEST_CASE("windows are kept at junctions that come while a prompt is computed") {
