@@ -49,6 +49,7 @@ void forget_cache(Model& model) {
     const auto all = model.tree.try_insert(Tokens(16 * model.tree.chunks_available(), -1 - i));
     REQUIRE(all);
   }
+  model.poison();
 }
 
 }  // namespace

@@ -133,6 +133,15 @@ class Travellers {
           if (chunks.known(slot(c, i)) == 0) fill(groups[g]->cache, c, i, nan());
     }
   }
+  /// Nothing is cached, and no sequence lives: what lies in memory is no token's.
+  void poison() {
+    const auto poison_all = [](Cache& kv) {
+      for (ChunkIndex c = 0; c < static_cast<ChunkIndex>(kv.num_chunks()); ++c)
+        for (std::int32_t i = 0; i < Tree::chunk_size; ++i) fill(kv, c, i, nan());
+    };
+    poison_all(cache);
+    for (const auto& group : groups) poison_all(group->cache);
+  }
   /// How many rows a group has of a sequence's first tokens.
   [[nodiscard]] std::size_t num_rows_of(std::size_t g, const Sequence& one) {
     const auto rows =

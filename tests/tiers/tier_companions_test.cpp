@@ -52,6 +52,7 @@ struct Tiered {
       REQUIRE(all);
     }
     tiers->flush();
+    model.poison();
   }
   /// A prompt that has loaded what the tier has.
   Model::Sequence load(const Tokens& prompt) {
