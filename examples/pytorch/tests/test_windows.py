@@ -173,6 +173,7 @@ class WindowsTest(unittest.TestCase):
         requests = ours.generate(prompts, max_new_tokens=80, eos_token_id=None)
         self.assertGreater(ours.stats["preemptions"], 0)
         self.assertGreater(ours.tree.chunks_available, 50)
+        self.assertGreaterEqual(min(request.cached_tokens for request in requests), 0)  # of when they joined first
         for request in requests:
             whole, = Generator(model, swa_full=True).generate([request.prompt], max_new_tokens=80, eos_token_id=None)
             self.check_text(model, request.prompt, request.tokens, whole.tokens)
