@@ -208,7 +208,8 @@ class LmEvalTest(unittest.TestCase):
     def test_requests(self):
         """Contexts that are empty, end in spaces or begin with BOS; equal requests; continuations of nothing."""
         pairs = [("", " rab tok"), ("", "<s>rab"), ("rab ", "tok"), ("rab\n", " tok"), ("<s>rab", " tok"),
-                 ("rab", " tok"), ("rab", " tok"), ("rab", " tok nat"), ("rab tok", " nat"), ("rab", "tok")]  # fmt: skip
+                 ("rab", " tok"), ("rab", " tok"), ("rab", " tok nat"), ("rab tok", " nat"),
+                 ("rab", "tok")]  # fmt: skip
         hook, theirs = Hook(), Hook()
         # Its cache takes the wrong rows where one text is split at several places.
         reference = HFLM(**self.arguments, logits_cache=False)

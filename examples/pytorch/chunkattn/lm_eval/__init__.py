@@ -63,12 +63,8 @@ class ChunkAttnLM(HFLM):
         return answers
 
     def _model_generate(self, context, max_length, stop, attention_mask=None, **options):
-        # As HFLM has it: without a temperature it is greedy.
-        temperature = options.setdefault("temperature", 0.0)
-        if temperature == 0 and options.get("do_sample") is None:
+        if not options.get("temperature") and options.get("do_sample") is None:  # as HFLM has it
             options["do_sample"] = False
-        if temperature == 0 and options["do_sample"] is False:
-            del options["temperature"]
         requests = []
         try:
             for row in rows_of({"input_ids": context, "attention_mask": attention_mask}):
