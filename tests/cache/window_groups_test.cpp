@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <type_traits>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
@@ -171,6 +172,8 @@ void admit(int stream, const TreeOptions& how, const std::vector<int>& windows,
     if (random.chance(0.4)) live.push_back(std::move(*sequence));
   }
 }
+
+static_assert(!std::is_copy_constructible_v<WindowedGroups<PrefixTree<int, 16>>>);
 
 }  // namespace
 

@@ -34,7 +34,6 @@ struct Groups {
 
   Groups(Tree& of_groups, const std::vector<WindowedLayers::Options>& options)
       : tree(&of_groups), groups(of_groups, options) {}
-  Groups(const Groups&) = delete;  // what nanobind asks
 };
 
 void bind_groups(nb::module_& module) {

@@ -47,6 +47,8 @@ class WindowedGroups {
   /// The same of groups that are written out: {{.window = 512, .max_chunks = 1000}}.
   WindowedGroups(Tree& tree, std::initializer_list<Options> groups)
       : WindowedGroups(tree, std::span(groups.begin(), groups.size())) {}
+  WindowedGroups(const WindowedGroups&) = delete;
+  WindowedGroups& operator=(const WindowedGroups&) = delete;
 
   /// How many there are.
   [[nodiscard]] std::size_t size() const noexcept { return groups_.size(); }
