@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <set>
-#include <utility>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
