@@ -28,17 +28,13 @@ class PromptScores {
   /// Whether a request's scores may be read here: it wants no more than there is.
   [[nodiscard]] static bool has_all_of(const Request& request) { return request.logprobs <= most; }
 
-  /// Tells a request what is known of its prompt from its next score on. Returns of how many
-  /// tokens.
-  /// \param path  a sequence that has the prompt; or the prompt, and options as it is inserted with
-  template <class Path, class... Options>
-  std::size_t recall(LiveRequest& job, const Path& path, const Options&... options) const {
+  /// Tells a request what is known of its prompt, which is what the sequence has, from its next
+  /// score on. Returns of how many tokens.
+  std::size_t recall(LiveRequest& job, const Sequence& sequence) const {
+    if (!has_all_of(job.request)) return 0;
     const std::size_t begin = job.next_scored();
-    if (!job.scores_prompt() || !has_all_of(job.request) || begin + 1 >= job.prompt_size) return 0;
-    const std::size_t end =
-        std::min(column_.first_missing(path, begin, options...), job.prompt_size - 1);
-    std::vector<Row> rows(end - begin);
-    column_.read(path, begin, std::span<Row>(rows), options...);
+    std::vector<Row> rows(column_.first_missing(sequence, begin) - begin);
+    column_.read(sequence, begin, std::span<Row>(rows));
     for (const Row& row : rows) job.prompt_logprobs.push_back(row.said(job.request.logprobs));
     return rows.size();
   }

@@ -355,7 +355,6 @@ class TreeEngine final : public Engine {
                        [](const Work& work) { return work.has_precedence(); });
   }
   std::optional<Sequence> try_join(Work& work, bool by_itself) {
-    recall(*work.job, chunkattn::TokenSpan<std::int32_t>(work.tokens), insert_options(work));
     chunkattn::InsertOptions options = insert_options(work);
     const auto fits = [&] {
       return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available() &&
@@ -374,23 +373,18 @@ class TreeEngine final : public Engine {
         [&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped, companions()); },
         attention_->cache());
   }
-  /// Tells a request what is known of its prompt. Returns of how many tokens.
-  template <class... Path>
-  std::size_t recall(LiveRequest& job, const Path&... path) {
-    const std::size_t known = scores_.recall(job, path...);
-    stats_.scored_tokens += known;
-    stats_.recalled_tokens += known;
-    return known;
-  }
-  /// Before a step: what has been scored, or loaded, since prompts joined is not computed for them;
-  /// and what was loaded without scores is.
+  /// Before a step: what has been scored, or loaded, is not computed for prompts that joined; and
+  /// what was loaded without scores is.
   void recall_scores() {
     for (std::size_t i = 0; i < prefilling_.size(); ++i) {
       Sequence& sequence = prefilling_.sequences[i];
       LiveRequest& job = *prefilling_.works[i].job;
       if (!job.scores_prompt() || loads_.contains(sequence.id()) || sequence.num_pending() > 0)
         continue;
-      if (recall(job, sequence) == 0 && job.next_scored() >= sequence.num_scheduled()) continue;
+      const std::size_t known = scores_.recall(job, sequence);
+      stats_.scored_tokens += known;
+      stats_.recalled_tokens += known;
+      if (known == 0 && job.next_scored() >= sequence.num_scheduled()) continue;
       chunkattn::InsertOptions options = sequence.options();
       options.max_reuse = job.next_scored();
       if (auto again = tree_.try_insert(sequence.tokens(), options))

@@ -69,7 +69,7 @@ std::vector<Service::Ticket> Service::enqueue(std::vector<Job> jobs, bool apart)
            start(id, std::move(job), first_choice, std::move(channel), came);
          },
          channel});
-    if (!apart) first_choice += choices;
+    first_choice += choices;  // of which channels of their own have one
     tickets.emplace_back(*this, id, channel);
   }
   work_.notify_one();

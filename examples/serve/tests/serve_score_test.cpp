@@ -359,6 +359,24 @@ TEST_CASE("prompts that are scored at once share what they begin with") {
   }
 }
 
+TEST_CASE("steps hold as much of contexts as fits, and continuations side by side") {
+  EngineOptions options = ModelSite::options();
+  options.step_tokens = 400;
+  options.max_chunks = 500;
+  ScoringEngine engine(options);
+  Random random(15);
+  const std::vector<int> context = drawn_tokens(random, 220);
+  std::vector<Request> requests(2);
+  for (int i = 0; i < 2; ++i) {
+    requests[static_cast<std::size_t>(i)].prompt = joined(context, {10 + i, 20, 30});
+    requests[static_cast<std::size_t>(i)].prompt_logprobs = true;
+    requests[static_cast<std::size_t>(i)].scored_from = 220;
+    requests[static_cast<std::size_t>(i)].logprobs = 0;
+  }
+  CHECK(engine.run_all(requests).second == 223 + 4);  // the context's last row once for each
+  CHECK(engine.engine->stats().steps == 1);
+}
+
 TEST_CASE("a vocabulary of fewer tokens than are kept") {
   ScoringEngine engine(ModelSite::options(), 4);
   Request request;
@@ -496,7 +514,18 @@ TEST_CASE("scores are refused as texts are: no places, a deadline, the end of th
   std::this_thread::sleep_for(std::chrono::milliseconds(250));
   s.levers.held = false;
   first.join();
+  s.levers.held = true;
+  std::thread cancelled([&] {
+    auto other = s.site.client();
+    const auto reply =
+        post(other, scores_path, Json{{"query", {5}}, {"items", {{6}}}, {"label_token_ids", {9}}});
+    CHECK(reply.status == 503);
+    CHECK(reply.body["error"]["message"] == "the server is shutting down");
+  });
+  CHECK(eventually([&] { return s.site.service().counters().requests == 1; }));
   s.site.service().close();
+  s.site.service().drain(std::chrono::seconds(0));
+  cancelled.join();
   CHECK(post(client, scores_path, body).status == 503);
 }
 
