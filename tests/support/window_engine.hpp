@@ -295,8 +295,8 @@ class WindowEngine {
     if (what < 24) return edit();
     if (what == 24 && random_.chance(0.1)) return clear();
     if (what == 25 && !live_.empty()) return (void)any().take_over();
-    if (what == 26) return random_.chance(0.5) ? swap_out() : swap_in();
-    if (what == 27 && random_.chance(0.2)) return come_or_go();
+    if (what == 26 || what == 30) return random_.chance(0.5) ? swap_out() : swap_in();
+    if (what == 27 && random_.chance(0.5)) return come_or_go();
     if (what == 28 && (tiers_ || random_.chance(0.1))) return evict_all();
     if (what == 29) return pin();
     if (tiers_ && random_.chance(0.1)) return use_tiers();
