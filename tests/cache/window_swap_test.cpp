@@ -249,6 +249,47 @@ TEST_CASE("windows are saved and loaded by hand") {
   CHECK(to.groups[0]->layers.stats().used_chunks == to.groups[0]->layers.stats().cached_chunks + 3);
 }
 
+TEST_CASE("where another has no rows, who computes them again reads its own") {
+  Tree16 tree(PoolAllocator{.max_chunks = 100});
+  WindowedLayers<Tree16> near(tree, {.window = 4, .max_chunks = 50});
+  KvCache<Cpu, float> kv(near, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  WindowedKv travels(near, kv);
+  AttentionPlan plan;
+  // One has come with K/V of all its tokens, and with its window alone.
+  auto ahead = tree.insert(iota(0, 100));
+  ahead.mark_loaded({0, 90});
+  CompanionRows rows;
+  rows.format = travels.format();
+  rows.bytes_per_token = travels.bytes_per_token();
+  for (std::int32_t p = 86; p < 90; ++p) (void)rows.add(p);
+  REQUIRE(scatter_rows(ahead, rows, travels));
+  REQUIRE(near.resume(ahead) == 90);
+  auto behind = tree.insert(iota(0, 50));
+  REQUIRE(near.resume(behind) == 0);
+
+  for (int steps = 0; steps < 5; ++steps) {  // the same segments, in each of them
+    auto step = tree.begin_step();
+    REQUIRE(step.add(ahead, 2));
+    REQUIRE(step.add(behind, 8));
+    const auto whole = plan.build(step);
+    const LiveView view = near.view(whole);
+    for (int row = 0; row < view.num_rows; ++row)
+      for (int s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
+        const auto& segment = view.segments[s];
+        for (int i = 0; i < segment.num_pieces; ++i) {
+          const Piece& piece = view.pieces[segment.piece_begin + i];
+          const int begin = std::max(piece.position, view.row_kv_len[row] - 4);
+          const int end = std::min(piece.position + piece.length, view.row_kv_len[row]);
+          if (begin >= end) continue;  // the row's window does not touch it
+          ahead.for_each_run({piece.position, 1}, [&](const Piece& of_tree) {
+            CHECK(piece.chunk == detail::WindowAccess::group(near).chunks().find(of_tree.chunk));
+          });
+        }
+      }
+    const auto finished = std::move(step).finish();
+  }
+}
+
 TEST_CASE("rows wait for their sequence, whatever is cached meanwhile") {
   Floats model({40}, 64, 6, /*max_cached=*/0);
   auto one = model.tree.insert(iota(0, 100));

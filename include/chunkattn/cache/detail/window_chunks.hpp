@@ -53,6 +53,8 @@ class WindowChunks {
   }
   /// Changes whenever a chunk of the tree that had a chunk gets another one.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
+  /// Changes whenever a chunk of the tree gets a chunk.
+  [[nodiscard]] std::uint64_t num_taken() const noexcept { return num_taken_; }
   /// Memory for `count` chunks, so that take() throws nothing, and for those of the tree up to an
   /// index.
   void reserve(std::size_t count, ChunkIndex largest_of_tree) {
@@ -83,6 +85,7 @@ class WindowChunks {
     if (own_[to_size(of_tree)] == lost) ++version_;
     own_[to_size(of_tree)] = c;
     peak_ = (std::max)(peak_, ++num_used_);
+    ++num_taken_;
     return c;
   }
   void hold(ChunkIndex c) noexcept {
@@ -270,7 +273,7 @@ class WindowChunks {
   ChunkIndex free_ = no_chunk;
   List lists_[2];  ///< of cached chunks: those that are not pinned, and those that are
   std::size_t num_used_ = 0, num_cached_ = 0, peak_ = 0;
-  std::uint64_t num_evicted_ = 0, version_ = 0;
+  std::uint64_t num_evicted_ = 0, num_taken_ = 0, version_ = 0;
   std::unique_ptr<FreeSink> free_sink_;
 };
 

@@ -34,10 +34,12 @@ class WindowPlan {
       segments_.assign(tree.segments, tree.segments + count);
       known_.assign(count, {});
     }
-    if (chunks_version_ != chunks.version()) {
-      chunks_version_ = chunks.version();
-      for (Known& known : known_) known.is_stale = true;
-    }
+    const bool all_stale = chunks_version_ != chunks.version();
+    const bool may_fill = chunks_taken_ != chunks.num_taken();
+    chunks_version_ = chunks.version();
+    chunks_taken_ = chunks.num_taken();
+    if (all_stale || may_fill)
+      for (Known& known : known_) known.is_stale |= all_stale || known.has_gaps;
     if (pieces_.size() < to_size(tree.num_pieces)) pieces_.resize(2 * to_size(tree.num_pieces));
     find_rows(tree);
     for (std::size_t s = 0; s < count; ++s) changed |= map(tree, s, chunks, window);
@@ -60,6 +62,7 @@ class WindowPlan {
     std::int32_t first = 0, end = 0;
     std::int32_t begin = 0;   ///< path position that the first was chosen for
     bool is_stale = true;     ///< the pool may have given its pieces other chunks
+    bool has_gaps = false;    ///< a piece had no chunk, and may have got one since
     std::int32_t lowest = 0;  ///< row_kv_len of the rows on it
     std::int32_t highest = 0;
   };
@@ -101,7 +104,7 @@ class WindowPlan {
         segment.piece_begin - known.first != from.piece_begin) {
       known.first = known.end = static_cast<std::int32_t>(
           std::partition_point(pieces, pieces + from.num_pieces, is_behind) - pieces);
-      known.is_stale = false;
+      known.is_stale = known.has_gaps = false;
       changed = true;
     }
     known.begin = begin;
@@ -109,8 +112,9 @@ class WindowPlan {
     for (; known.end < from.num_pieces; ++known.end) {
       const Piece& piece = pieces[known.end];
       if (piece.position >= known.highest) break;  // no row has reached it
-      // Without a chunk it is masked for every row; any chunk stands in.
+      // Without a chunk it is masked for every row of this step; any chunk stands in.
       const ChunkIndex c = chunks.find(piece.chunk);
+      known.has_gaps |= c == no_chunk;
       mapped[known.end] = {c == no_chunk ? 0 : c, piece.begin, piece.length, piece.position};
       changed = true;
     }
@@ -138,7 +142,8 @@ class WindowPlan {
   Array<Segment> segments_;
   Array<Piece> pieces_;
   Array<Known> known_;
-  std::uint64_t tree_segments_ = 0, chunks_version_ = 0, segments_version_ = 0, pieces_version_ = 0;
+  std::uint64_t tree_segments_ = 0, segments_version_ = 0, pieces_version_ = 0;
+  std::uint64_t chunks_version_ = 0, chunks_taken_ = 0;  // of the pool
 };
 
 }  // namespace detail
