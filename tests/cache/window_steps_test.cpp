@@ -100,7 +100,14 @@ TEST_CASE("a plan that was replaced has no view either; steps of others need non
   auto two = model.join(test::iota(100, 20));
   auto step = model.step_of(one, 10, model.plan);
   AttentionPlan other_plan;
-  (void)(test::Random(52).chance(0.5) ? model.plan : other_plan).build(step);  // and no view()
+  AttentionPlan* replacing = nullptr;  // the same plan, or another that was built as often
+  SUBCASE("by itself") {
+    replacing = &model.plan;
+  }
+  SUBCASE("by another") {
+    replacing = &other_plan;
+  }
+  (void)replacing->build(step);  // and no view()
   auto flight = std::move(step).submit();
   auto later = model.tree.begin_step();
   REQUIRE(later.add(two, 10));
@@ -411,4 +418,125 @@ TEST_CASE("windows are kept at junctions that come while a prompt is computed") 
       CHECK(model.layers.find(next) == at);
     }
   }
+}
+
+TEST_CASE("what a step wrote after drafts that are rejected is not counted on") {
+  Steps model(/*window=*/8);  // of 7 keys before a row: from 14 on at 21, from 17 on at 24
+  auto one = model.join(test::iota(0, 20));
+  model.compute(one, 20);
+  const int drafts[] = {70, 71};
+  auto first = model.step_of(one, 3, model.plan, drafts).submit();
+  auto second = model.step_of(one, 1, model.second_plan).submit();  // after both drafts
+  {
+    auto finished = std::move(first).finish();
+    Steps::commit(finished, 80);  // which are rejected
+  }
+  {
+    auto finished = std::move(second).finish();
+  }
+  REQUIRE(one.num_scheduled() == 21);
+  REQUIRE(model.layers.is_ready(one));
+  one.for_each_run({14, 2},
+                   [&](const Piece& piece) { CHECK(model.group().search().is_held(piece.chunk)); });
+  CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("a step's copies count, whatever becomes of its first row") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20)), two = model.join(test::iota(100, 32 + 5));
+  model.compute(one, 20);
+  for (int i = 0; i < 3; ++i) model.compute(two, 37, i);
+  const int drafts[] = {70, 71};
+  auto first = model.step_of(one, 3, model.plan, drafts).submit();
+  auto fork = two.fork();
+  const std::size_t end = fork.num_scheduled();
+  REQUIRE(model.layers.resume(fork) == end);
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(one, 1));  // after both drafts
+  REQUIRE(step.add(fork, 1));
+  const auto view = model.second_plan.build(step);
+  REQUIRE(model.layers.view(view).num_copies > 0);
+  auto second = std::move(step).submit();
+  {
+    auto finished = std::move(first).finish();
+    Steps::commit(finished, 80);  // which are rejected
+  }
+  {
+    auto finished = std::move(second).finish();
+  }
+  CHECK(model.layers.window_end(fork, end) == end);
+}
+
+TEST_CASE("copies of a step that is void are still to come") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 32 + 5)), other = model.join(test::iota(100, 20));
+  for (int i = 0; i < 3; ++i) model.compute(one, 37, i);
+  auto first = model.step_of(other, 10, model.plan).submit();
+  auto fork = one.fork();
+  const std::size_t end = fork.num_scheduled();
+  auto second = model.step_of(other, 10, model.second_plan).submit();
+  REQUIRE(model.layers.window_end(fork, end) < end);  // it makes them for the tree alone
+  {
+    auto lost = std::move(first);
+  }
+  CHECK(model.layers.window_end(fork, end) == end);
+}
+
+TEST_CASE("a copy brings the row that it copies, and no other") {
+  using Wide = PrefixTree<int, 128>;
+  Wide tree({}, {.min_run = 128});
+  WindowedLayers<Wide> layers(tree, {.window = 9, .max_chunks = 100});
+  AttentionPlan plan;
+  auto one = tree.insert(test::iota(0, 5));
+  layers.resume(one);
+  while (one.size() < 120) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(one));
+    (void)layers.view(plan.build(step));
+    auto finished = std::move(step).finish();
+    for (const auto& row : finished.rows()) finished.commit(row, 7);
+  }
+  auto fork = one.fork();
+  const auto& copies = detail::TreeAccess::core(tree).pending_copies;
+  REQUIRE(copies.size() == 1);
+  REQUIRE(copies[0].rows.length > 100);
+  const std::size_t end = fork.num_scheduled();
+  CHECK(layers.window_end(fork, end) == end);
+  CHECK(layers.window_end(fork, 40) == 40);
+  auto& chunks = detail::WindowAccess::group(layers).chunks();  // loses the first 64 of its slots
+  chunks.forget({chunks.find(copies[0].rows.source_chunk), 0, ~std::uint64_t{0}});
+  CHECK(layers.window_end(fork, end) == end);
+  CHECK(layers.window_end(fork, 40) == 0);
+}
+
+TEST_CASE("plans that are built in turn have views of their own") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 200)), two = model.join(test::iota(1000, 90));
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(one, 90));
+  const LiveView first = model.layers.view(model.plan.build(step));
+  const std::vector<Piece> pieces(first.pieces, first.pieces + first.segments[0].num_pieces);
+  const std::vector<PlanView::WriteTarget> writes(first.writes, first.writes + 90);
+  auto flight = std::move(step).submit();
+  auto later = model.step_of(two, 90, model.second_plan);
+  for (std::size_t i = 0; i < pieces.size(); ++i) CHECK(first.pieces[i].chunk == pieces[i].chunk);
+  for (std::size_t i = 0; i < writes.size(); ++i) CHECK(first.writes[i].chunk == writes[i].chunk);
+}
+
+TEST_CASE("rows whose results are not used any more need no window") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20)), two = model.join(test::iota(100, 40));
+  model.compute(one, 20);
+  const int drafts[] = {70, 71};
+  auto first = model.step_of(one, 3, model.plan, drafts, /*takes_view=*/false).submit();
+  auto second = model.tree.begin_step();
+  REQUIRE(second.add(one, 1));  // after both drafts
+  REQUIRE(second.add(two, 40));
+  {
+    auto finished = std::move(first).finish();
+    Steps::commit(finished, 80);  // which are rejected
+  }
+  const LiveView near = model.layers.view(model.second_plan.build(second));
+  CHECK(near.writes[0].chunk == no_chunk);
+  CHECK(near.writes[1].chunk != no_chunk);
 }

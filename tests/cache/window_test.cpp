@@ -39,7 +39,8 @@ Tokens random_tokens(test::Random& random, std::size_t count) {
 }
 
 /// The group's pieces are those of the tree's plan, in the group's chunks; the windows of all rows
-/// are among them.
+/// are among them, and no piece lies behind the block in which the first one begins. Segments of a
+/// path follow one another.
 template <class Layers>
 void check_pieces(const Layers& layers, const PlanView& tree, const PlanView& near) {
   const auto& chunks = detail::WindowAccess::group(layers).chunks();
@@ -66,6 +67,25 @@ void check_pieces(const Layers& layers, const PlanView& tree, const PlanView& ne
         REQUIRE(piece.chunk == chunks.find(same->chunk));
       }
     REQUIRE(seen == end - begin);
+  }
+  static std::vector<int> lowest;  // kept: some callers count allocations
+  lowest.assign(static_cast<std::size_t>(near.num_segments), 1 << 30);
+  for (int row = 0; row < near.num_rows; ++row)
+    for (int s = near.row_segment[row]; s >= 0; s = near.segments[s].parent)
+      lowest[static_cast<std::size_t>(s)] =
+          std::min(lowest[static_cast<std::size_t>(s)], near.row_kv_len[row]);
+  for (int s = 0; s < near.num_segments; ++s) {
+    const auto& segment = near.segments[s];
+    const Piece* const first = near.pieces + segment.piece_begin;
+    const int begin =
+        std::max(0, lowest[static_cast<std::size_t>(s)] - layers.options().window) / 64 * 64;
+    REQUIRE((segment.num_pieces == 0 || first->position + first->length > begin));
+    REQUIRE((segment.num_pieces == 0 || first->position == segment.position));
+    if (segment.parent < 0) continue;
+    const auto& parent = near.segments[segment.parent];
+    const int end = parent.position + parent.length;
+    REQUIRE(
+        (begin > tree.segments[s].position ? segment.position >= end : segment.position == end));
   }
 }
 
@@ -269,6 +289,7 @@ TEST_CASE("no more windows are cached than there may be") {
     CHECK(layers.stats().used_chunks <= 7);
     CHECK(layers.stats().cached_chunks == layers.stats().used_chunks);
   }
+  CHECK(layers.stats().cached_chunks == 7);
   CHECK(layers.stats().evicted_chunks > 0);
 }
 
@@ -504,6 +525,14 @@ TEST_CASE("K/V that was loaded has no window") {
   CHECK(model.layers.find(prompt) == 100);
 }
 
+TEST_CASE("a sequence stays ready where K/V is loaded that the tree has") {
+  using Tree = PrefixTree<int, 16>;
+  Model<Tree> model(40);
+  auto one = model.join(test::iota(0, 20));
+  one.mark_loaded({0, 10});
+  CHECK(model.layers.is_ready(one));
+}
+
 TEST_CASE("K/V of rejected drafts is not that of tokens loaded in their place") {
   using Tree = PrefixTree<int, 16>;
   Model<Tree> model(40);
@@ -673,6 +702,21 @@ TEST_CASE("decoding allocates nothing, however long it is") {
   CHECK(test::heap.allocations - before <= 4);  // records of the tree and the pool that double
 }
 
+TEST_CASE("a plan that is gone leaves nothing in the group") {
+  using Tree = PrefixTree<int, 16>;
+  Model<Tree> model(40);
+  auto one = model.join(test::iota(0, 10));
+  std::int64_t before = 0;
+  for (int i = 0; i < 30; ++i) {
+    auto step = model.tree.begin_step();
+    REQUIRE(step.add(one));
+    AttentionPlan plan;
+    (void)model.layers.view(plan.build(step));
+    if (i == 5) before = test::heap.outstanding;
+  }
+  CHECK(test::heap.outstanding <= before);
+}
+
 TEST_CASE("resuming allocates nothing once the arrays have grown") {
   using Tree = PrefixTree<int, 16>;
   Model<Tree> model(40);
@@ -741,6 +785,7 @@ TEST_CASE("what does not fit is refused before anything changes") {
     auto finished = std::move(step).finish();
     CHECK(refused([&] { (void)layers.view(again); }).starts_with("plan = out of date"));
     CHECK_FALSE(layers.is_ready(twin));
+    CHECK(refused([&] { layers.resume(one); }).starts_with("sequence = in a step, or its outputs"));
     for (const auto& row : finished.rows()) finished.commit(row, 1);
   }
   CHECK(layers.is_ready(one));
