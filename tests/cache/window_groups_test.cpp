@@ -207,6 +207,50 @@ TEST_CASE("a prompt needs its window and the rows of its steps") {
   CHECK(needed(16) == 3);  // cached, and so available
 }
 
+TEST_CASE("the last token of a prompt needs its window, one that is not computed again none") {
+  using Tree = PrefixTree<int, 16>;
+  WindowedModel<Tree> model(1000, {{.window = 33, .max_chunks = 100}});
+  const auto prompt = test::iota(0, 112);  // of 32 keys: from 79 on at 111, from 80 on at 112
+  {
+    auto one = model.groups.try_insert(model.tree, prompt, 16);
+    while (one->size() == 112) REQUIRE(model.compute(*one, 16));
+  }
+  CHECK(model.groups.chunks_needed(prompt, 16).at(0) == 3);
+  CHECK(model.groups.chunks_needed(prompt, 16, {.compute_last = false}).at(0) == 2);
+}
+
+TEST_CASE("a prompt needs no chunk for what fits behind the one that it goes on from") {
+  using Tree = PrefixTree<int, 16>;
+  WindowedModel<Tree> model(1000, {{.window = 33, .max_chunks = 2}});
+  {
+    auto one = model.groups.try_insert(model.tree, test::iota(0, 20), 20);
+    while (one->size() == 20) REQUIRE(model.compute(*one, 20));
+  }
+  CHECK(model.groups.chunks_needed(test::iota(0, 32), 32).at(0) == 2);
+  CHECK(model.groups.chunks_needed(test::iota(0, 33), 32).at(0) == 3);
+  CHECK_FALSE(model.groups.try_insert(model.tree, test::iota(0, 33), 32));
+  auto two = model.groups.try_insert(model.tree, test::iota(0, 32), 32);
+  REQUIRE(two);
+  while (two->num_uncomputed() > 0 && two->size() == 32) REQUIRE(model.compute(*two, 32));
+}
+
+TEST_CASE("a prompt that waits for nobody needs chunks for what others are to compute") {
+  using Tree = PrefixTree<int, 16>;
+  WindowedModel<Tree> model(1000, {{.window = 33, .max_chunks = 5}});
+  const auto prompt = test::iota(0, 48);
+  auto one = model.groups.try_insert(model.tree, prompt, 20);
+  REQUIRE(model.compute(*one, 20));
+  const InsertOptions alone{.share_pending = false};
+  // 16 to 19 are held; what comes after them is in chunks of its own.
+  CHECK(model.groups.chunks_needed(prompt, 48, alone).at(0) == 2);
+  auto two = model.groups.try_insert(model.tree, prompt, 48, alone);
+  REQUIRE(two);
+  REQUIRE(two->num_scheduled() == 20);
+  const std::size_t before = model.groups[0].stats().used_chunks;
+  REQUIRE(model.compute(*two, 48));
+  CHECK(model.groups[0].stats().peak_used_chunks == before + 2);
+}
+
 TEST_CASE("a prompt that waits for another is resumed when that has computed it") {
   using Tree = PrefixTree<int, 16>;
   WindowedModel<Tree> model(1000,
@@ -268,6 +312,34 @@ TEST_CASE("groups of different windows are resumed where all have theirs") {
   auto two = model.groups.try_insert(model.tree, shorter, 200);
   REQUIRE(two);
   CHECK(two->num_scheduled() == std::min(near, far));
+}
+
+TEST_CASE("a position is one that all groups have, also those that were asked first") {
+  using Tree = PrefixTree<int, 16>;
+  // Of the first group a window stays at the end alone, of the second one at 55, too.
+  WindowedModel<Tree> model(1000, {{.window = 20, .max_chunks = 100, .max_cached_chunks = 2},
+                                   {.window = 40, .max_chunks = 100}});
+  const auto prompt = test::iota(0, 200);
+  const auto parting_at = [&](std::size_t at) {
+    std::vector<int> other(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(at));
+    other.push_back(5000);
+    return other;
+  };
+  {
+    auto one = model.groups.try_insert(model.tree, prompt, 200);
+    auto two = model.tree.insert(parting_at(55));
+    while (one->size() == 200) REQUIRE(model.compute(*one, 30));
+  }
+  const auto other = parting_at(196);
+  REQUIRE(model.groups[0].find(other) == 196);
+  REQUIRE(model.groups[1].find(other) > 20);
+  REQUIRE(model.groups[1].find(other) < 190);
+  CHECK(model.groups.find(other) == 0);
+  auto three = model.groups.try_insert(model.tree, other, 200);
+  REQUIRE(three);
+  CHECK(three->num_scheduled() == 0);
+  for (std::size_t i = 0; i < 2; ++i)
+    CHECK(model.groups[i].window_end(*three, three->num_scheduled()) == three->num_scheduled());
 }
 
 TEST_CASE("a model without windows has no group, one with windows alone no K/V of the tree") {
