@@ -540,3 +540,33 @@ TEST_CASE("rows whose results are not used any more need no window") {
   CHECK(near.writes[0].chunk == no_chunk);
   CHECK(near.writes[1].chunk != no_chunk);
 }
+
+TEST_CASE("a segment without pieces lies where the one before it ends, or behind all windows") {
+  Steps model(20);
+  const auto prompt = test::iota(0, 96);
+  {  // K/V of full layers alone: both compute the group's again
+    auto loaded = model.tree.insert(prompt);
+    loaded.mark_loaded({0, 96});
+  }
+  auto first = prompt, second = prompt;
+  first.resize(200, 500);
+  second.resize(200, 600);
+  auto one = model.join(first), two = model.join(second);
+  for (std::size_t rows : {10, 30, 60, 60, 39}) {
+    auto step = model.tree.begin_step();
+    REQUIRE(step.add(one, rows));
+    REQUIRE(step.add(two, rows));
+    const auto view = model.plan.build(step);
+    const LiveView near = model.layers.view(view);
+    REQUIRE(near.num_segments == 3);
+    const auto& shared = near.segments[0];
+    for (int s : {1, 2}) {
+      REQUIRE(near.segments[s].parent == 0);
+      if (near.segments[s].num_pieces == 0 || shared.num_pieces > 0)
+        CHECK(near.segments[s].position == shared.position + shared.length);
+    }
+    if (shared.num_pieces == 0) CHECK(shared.position == view.segments[0].length);
+    auto finished = std::move(step).finish();
+    for (const auto& row : finished.rows()) finished.commit(row, 7);
+  }
+}

@@ -59,7 +59,7 @@ class WindowChunks {
   /// index.
   void reserve(std::size_t count, ChunkIndex largest_of_tree) {
     if (to_size(largest_of_tree) >= own_.size())
-      own_.resize(2 * to_size(largest_of_tree) + 64, no_chunk);
+      own_.resize(to_size(largest_of_tree) + 1, no_chunk);
     const std::size_t records = (std::min)(max_chunks_, records_.size() + count);
     if (records <= records_.capacity()) return;
     const std::size_t capacity = (std::min)(max_chunks_, 2 * records);

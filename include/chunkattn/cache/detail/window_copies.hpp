@@ -21,10 +21,10 @@ class WindowCopies {
   void update(const TreeCore& core) {
     const auto& copies = core.pending_copies;
     if (size_ > copies.size() || (size_ > 0 && !is_same(copies[size_ - 1].rows, last_))) size_ = 0;
-    if (next_.size() < copies.size()) next_.resize(2 * copies.size());
+    if (next_.size() < copies.size()) next_.resize(copies.size());
     for (; size_ < copies.size(); ++size_) {
       const ChunkIndex c = copies[size_].rows.target_chunk;
-      if (to_size(c) >= first_.size()) first_.resize(2 * to_size(c) + 64, none);
+      if (to_size(c) >= first_.size()) first_.resize(to_size(c) + 1, none);
       std::int32_t& first = first_[to_size(c)];
       // Before it came there may have been others, or the list was another one.
       next_[size_] = is_into(core, c, first, size_) ? first : none;

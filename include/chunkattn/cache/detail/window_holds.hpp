@@ -87,11 +87,9 @@ class WindowHolds {
   void advance(const StepEntry& entry) noexcept {
     WindowHold& hold = holds_[to_size(entry.sequence)];
     const std::int32_t next = entry.output_position();
-    if (next <= hold.next) return;
     NodeIndex i = core_.sequences[entry.sequence].tail;
     if (hold.junction != none && core_.topology.node(hold.junction).position > next)
       i = hold.junction;
-    hold.junction = none;
     for (; core_.topology.node(i).position > hold.next; i = core_.topology.node(i).parent) {
       if (core_.topology.node(i).position > next)
         hold.junction = i;

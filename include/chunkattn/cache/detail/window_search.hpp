@@ -145,26 +145,25 @@ class WindowSearch {
     std::int32_t end = first;
     WindowChunks::for_each_word(c, first, count, [&](const WindowChunks::Slots& slots) {
       std::uint64_t there = c == no_chunk ? 0 : chunks_.written(slots);
-      if (is_target) there |= copied(of_tree, slots);
+      if (is_target) there |= copied(of_tree, slots.word);
       if (const std::uint64_t missing = slots.mask & ~there; missing != 0)
         end = 64 * slots.word + 64 - std::countl_zero(missing);
     });
     return end - first;
   }
-  // Of these slots of a chunk of the tree, those that copies bring which no step has yet.
-  [[nodiscard]] std::uint64_t copied(ChunkIndex of_tree,
-                                     const WindowChunks::Slots& slots) const noexcept {
+  // Of the slots of a word of a chunk of the tree, those that copies bring which no step has yet.
+  [[nodiscard]] std::uint64_t copied(ChunkIndex of_tree, std::int32_t word) const noexcept {
     std::uint64_t bits = 0;
     for_each_source(of_tree, [&](const RowCopy& rows) {
       const ChunkIndex from = chunks_.find(rows.source_chunk);
       for (std::int32_t i = 0; i < rows.length; ++i) {
         const std::int32_t to = rows.target_begin + i;
-        if (to >> 6 == slots.word &&
+        if (to >> 6 == word &&
             chunks_.written(WindowChunks::slot(from, rows.source_begin + i)) != 0)
           bits |= std::uint64_t{1} << (to & 63);
       }
     });
-    return bits & slots.mask;
+    return bits;
   }
 
   const TreeCore& core_;
