@@ -253,7 +253,8 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
       } else if (is_there) {  // cached
         expect(record.kept, "only windows before junctions are cached");
         expect(!is_cleared_, "nothing is cached after clear()");
-        oldest = std::min(oldest, turn_of(record));
+        // What was held until now may have been when another had to go, a pinned one even.
+        if (record.released != now_) oldest = std::min(oldest, turn_of(record));
         ++num_cached;
       } else {
         if (record.kept && !is_cleared_) {
