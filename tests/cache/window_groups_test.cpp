@@ -234,6 +234,29 @@ TEST_CASE("a prompt needs no chunk for what fits behind the one that it goes on 
   while (two->num_uncomputed() > 0 && two->size() == 32) REQUIRE(model.compute(*two, 32));
 }
 
+TEST_CASE("a prompt needs a chunk for the room that the tree makes behind what it shares") {
+  using Tree = PrefixTree<int, 16>;
+  WindowedModel<Tree> model(4, {{.window = 1, .max_chunks = 100}});
+  for (const int first : {0, 100}) {
+    auto one = model.groups.try_insert(model.tree, test::iota(first, 30), 30);
+    REQUIRE(one);
+    while (one->size() == 30) REQUIRE(model.compute(*one, 30));
+  }
+  auto prompt = test::iota(0, 20);
+  prompt.resize(52, 5000);
+  const std::size_t needed = model.groups.chunks_needed(prompt, 52).at(0);
+  auto two = model.groups.try_insert(model.tree, prompt, 52);  // what follows 0 to 19 goes for it
+  REQUIRE(two);
+  REQUIRE(two->num_scheduled() == 20);
+  const std::size_t before = model.groups[0].chunks_available();
+  REQUIRE(model.compute(*two, 52));
+  std::size_t num_chunks = 0;
+  two->for_each_run({20, 32}, [&](const Piece&) { ++num_chunks; });
+  CHECK(num_chunks == 3);  // 12 slots of a chunk that is there, and two chunks
+  CHECK(needed == 3);
+  CHECK(before <= model.groups[0].chunks_available() + needed);
+}
+
 TEST_CASE("a prompt that waits for nobody needs chunks for what others are to compute") {
   using Tree = PrefixTree<int, 16>;
   WindowedModel<Tree> model(1000, {{.window = 33, .max_chunks = 5}});

@@ -80,16 +80,9 @@ class WindowSearch {
   /// \param rows      of it that are in steps at once, at most
   [[nodiscard]] std::size_t chunks_needed(const PathMatch& match, std::int32_t size,
                                           std::int32_t position, std::int32_t rows) const {
-    const Array<Part> parts = parts_of(match, size, begin_of(position));
-    std::size_t needed = 0, most = 0;
-    for (std::size_t first = 0, next = 0; first < parts.size(); ++first) {
-      // The steps that begin last of those whose windows touch the first part.
-      const std::int64_t end = std::int64_t{parts[first].end} - 1 + held_ + rows;
-      for (; next < parts.size() && parts[next].begin < end; ++next) needed += parts[next].taken;
-      most = (std::max)(most, needed);
-      needed -= parts[first].taken;
-    }
-    return most;
+    // What the tree evicts for the prompt may leave it more room in its first chunk.
+    return (std::max)(chunks_needed(match, size, position, rows, core_.room_at(match)),
+                      chunks_needed(match, size, position, rows, slots_after(match)));
   }
 
  private:
@@ -100,9 +93,31 @@ class WindowSearch {
     std::size_t taken;
   };
 
+  // Slots after a match in its last chunk, free or not.
+  [[nodiscard]] std::int32_t slots_after(const PathMatch& match) const noexcept {
+    if (match.used == 0) return 0;
+    const auto& geometry = core_.topology.geometry;
+    const std::int32_t offset = geometry.offset(core_.topology.node(match.last).begin + match.used);
+    return offset == 0 ? 0 : geometry.size - offset;
+  }
+  // Where so many slots after the match are the prompt's.
+  [[nodiscard]] std::size_t chunks_needed(const PathMatch& match, std::int32_t size,
+                                          std::int32_t position, std::int32_t rows,
+                                          std::int32_t room) const {
+    const Array<Part> parts = parts_of(match, size, begin_of(position), room);
+    std::size_t needed = 0, most = 0;
+    for (std::size_t first = 0, next = 0; first < parts.size(); ++first) {
+      // The steps that begin last of those whose windows touch the first part.
+      const std::int64_t end = std::int64_t{parts[first].end} - 1 + held_ + rows;
+      for (; next < parts.size() && parts[next].begin < end; ++next) needed += parts[next].taken;
+      most = (std::max)(most, needed);
+      needed -= parts[first].taken;
+    }
+    return most;
+  }
   // The parts of a prompt from a position on, those in chunks that insert() is to take included.
-  [[nodiscard]] Array<Part> parts_of(const PathMatch& match, std::int32_t size,
-                                     std::int32_t begin) const {
+  [[nodiscard]] Array<Part> parts_of(const PathMatch& match, std::int32_t size, std::int32_t begin,
+                                     std::int32_t room) const {
     Array<Part> parts;
     const auto add = [&](ChunkIndex of_tree, std::int32_t first, std::int32_t end) {
       if (of_tree != no_chunk && !parts.empty() && parts.back().of_tree == of_tree)
@@ -124,9 +139,10 @@ class WindowSearch {
           });
     }
     std::int32_t next = match.length;
-    if (const std::int32_t room = (std::min)(core_.room_at(match), size - next); room > 0) {
+    room = (std::min)(room, size - next);
+    if (room > 0) {
       const TreeNode& n = core_.topology.node(match.last);
-      add(core_.topology.chunk_of(n, n.begin + n.length - 1), next, next + room);
+      add(core_.topology.chunk_of(n, n.begin + match.used - 1), next, next + room);
       next += room;
     }
     for (std::int32_t end; next < size; next = end) {
