@@ -4,7 +4,7 @@ import functools
 import os
 import pathlib
 
-VERSION = 2  # CHUNKATTN_C_VERSION
+VERSION = 3  # CHUNKATTN_C_VERSION
 I32, I64, F32, PTR = c.c_int32, c.c_int64, c.c_float, c.c_void_p
 
 ACCURACIES = {"two_terms": 0, "one_term": 1}

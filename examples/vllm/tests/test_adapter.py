@@ -123,7 +123,7 @@ class Register(Case):
 
     def test_library(self):
         for name, value, says in (("__file__", "/none/library.py", "expected libchunkattn_vllm.so"),
-                                  ("VERSION", -1, "chunkattn_c_version() = 2: expected -1")):
+                                  ("VERSION", -1, "chunkattn_c_version() = 3: expected -1")):
             library.load.cache_clear()
             with self.subTest(name), mock.patch.object(library, name, value):
                 self.assertEqual(self.register(says), {})
