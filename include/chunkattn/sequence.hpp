@@ -163,11 +163,11 @@ class Sequence {
     copy_tokens({0, record().size}, all);
     return all;
   }
-  /// The tokens at the positions `range` into memory of [range.length] tokens, without an
-  /// allocation where the range has few branches.
+  /// The tokens at the positions `range` into memory of [range.length] tokens.
   /// \throws InvalidArgument for positions from size() on, and for another size
   void copy_tokens(TokenRange range, std::span<token_type> out) const {
-    detail::check_argument(range.end() <= record().size, "range.end()", range.end(),
+    const std::int64_t end = std::int64_t{range.begin} + range.length;
+    detail::check_argument(end <= record().size, "range.end()", end,
                            {"at most the sequence's size, ", record().size});
     detail::check_argument(out.size() == detail::to_size(range.length), "out.size()", out.size(),
                            {"range.length, ", range.length});

@@ -1,11 +1,6 @@
 // ScoredPolicy: eviction by a function of your own.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <optional>
-
 #include "../detail/support/config.hpp"
 #include "../tree_options.hpp"
 #include "cached_leaf.hpp"
@@ -26,17 +21,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// score() is noexcept, returns anything that < orders totally (a number, a pair, a tuple), and is
 /// asked when tokens become such a leaf, or a shorter one: while they are one the answer stays. Of
 /// equal scores, what became a leaf first goes first. It must not call the tree. Leaves go from
-/// their ends, a chunk at a time; pinned ones when nothing else is cached.
-struct ScoredPolicy {
-  static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// As of Lru.
-  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// As of Lru.
-  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// As of Lru.
-  std::size_t max_pinned = 0;
-  /// As of Lru.
-  std::optional<std::uint32_t> ttl{};
+/// their ends, a chunk at a time; pinned ones when nothing else is cached. All else is as under
+/// Lru.
+struct ScoredPolicy : Lru {
   /// CachedLeaf::priority is the highest of those that had the tokens.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 

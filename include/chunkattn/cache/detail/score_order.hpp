@@ -88,7 +88,6 @@ class ScoreOrder final : public EvictionOrder, public NodeObserver {
     const Uses& from = uses_of(duplicate);
     to = {to.count + from.count, (std::min)(to.first, from.first), (std::max)(to.last, from.last)};
   }
-  void on_written(NodeIndex) noexcept override {}
   void on_clear() noexcept override {}
   void on_leave(SequenceIndex s) noexcept override {
     ++time_;
