@@ -74,7 +74,8 @@ chunkattn_fast_program(fast_windows SCALE 0.3 OPTIONS -Og TESTS window_engine_te
 chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -Og TESTS cpu_dispatch_test)
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -Og TESTS attention_variants_test)
 # These three define a macro before they include anything.
-chunkattn_fast_program(fast_c TESTS c_refusals_test c_tree_test)
+chunkattn_fast_program(fast_c TESTS c_refusals_test)
+chunkattn_fast_program(fast_c_tree SCALE 0.5 OPTIONS -O0 TESTS c_tree_test)
 chunkattn_fast_program(fast_threads OPTIONS -Og TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
 
