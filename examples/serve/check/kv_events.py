@@ -219,6 +219,16 @@ class Paths:
         return self.numbers[path[0] if path else name]
 
 
+def identity_of(head):
+    """Whose tokens a record has: the fourth text of its head, behind eleven numbers; formats of what lies beside K/V
+    follow it."""
+    at = 11 * 8
+    for _ in range(4):
+        (size,) = struct.unpack_from("=Q", head, at)
+        text, at = head[at + 8:at + 8 + size], at + 8 + size
+    return text
+
+
 def tokens_in_files(directory):
     """Of which tokens each record is, by what it says itself (include/chunkattn/tiers/detail/record.hpp), without
     those of tenants with a salt."""
@@ -229,7 +239,7 @@ def tokens_in_files(directory):
         with open(entry.path, "rb") as file:
             _, head_bytes, token_bytes, _, _, _ = struct.unpack("=6Q", file.read(48))
             head, tokens = file.read(head_bytes), file.read(token_bytes)
-        if head.endswith(b"nobody"):
+        if identity_of(head) == b"nobody":
             paths.append(struct.unpack(f"={token_bytes // 4}i", tokens))
     return paths
 

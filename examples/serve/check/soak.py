@@ -9,6 +9,7 @@ answered or refused with a reason, each greedy text must be the one that was ser
 batch_invariant), no chunk may be in use at the end, and memory may not grow. Then the server is killed while it
 serves, started again, and terminated."""
 import argparse
+import atexit
 import http.client
 import json
 import os
@@ -45,6 +46,7 @@ class Server:
     def __init__(self, command, port=0):
         self.process = subprocess.Popen(command + ["--port", str(port), "--quiet"], stdout=subprocess.PIPE,
                                         text=True)
+        atexit.register(self.process.kill)  # a check that fails leaves nothing behind that holds its output open
         self.port = None
         for line in self.process.stdout:
             if line.startswith("serving") and "http://" in line:
