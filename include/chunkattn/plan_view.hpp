@@ -77,6 +77,7 @@ struct PlanView {
   std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
   std::int32_t num_copies = 0;  ///< row copies (see RowCopy), of rows that the step does not write
   std::int32_t chunk_size = 0;  ///< tokens per chunk
+  std::int32_t window = 0;      ///< keys that a row sees at most, its own included; 0: all are here
   const Segment* segments = nullptr;        ///< [num_segments]
   const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
   const std::int32_t* row_token = nullptr;  ///< [num_rows] the row's index in the caller's order
@@ -87,9 +88,8 @@ struct PlanView {
   const RowCopy* copies = nullptr;            ///< [num_copies]
   std::uint64_t segments_version = 0;  ///< changes with rows, segments or their row intervals
   std::uint64_t pieces_version = 0;    ///< changes when any piece or segment length changes
-  std::int32_t window = 0;    ///< keys that a row sees at most, its own included; 0: all are here
-  std::uint64_t tree_id = 0;  ///< number of the tree; 0: made by hand
-  std::uint64_t step_number = 0;  ///< number of the step in that tree; 0: made by hand
+  std::uint64_t tree_id = 0;           ///< number of the tree; 0: made by hand
+  std::uint64_t step_number = 0;       ///< number of the step in that tree; 0: made by hand
 
   /// Whether write() has anything to do: rows to store, or copies to make.
   [[nodiscard]] bool writes_anything() const noexcept {

@@ -289,7 +289,11 @@ class TreeCore {
   void close_step(StepRecord& step) noexcept;
   /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
   /// that is still to finish: no output is discarded before an earlier step has had its own.
-  void resolve_abandoned(std::uint64_t before) noexcept;
+  void resolve_abandoned(std::uint64_t before) noexcept {
+    if (steps.any_void()) [[unlikely]]
+      end_abandoned(before);
+  }
+  void end_abandoned(std::uint64_t before) noexcept;
 
   /// Whether nothing has come between the end of the step, when each of its entries had one output
   /// to come, and this.

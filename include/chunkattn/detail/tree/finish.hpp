@@ -83,7 +83,7 @@ CHUNKATTN_FUNCTION void TreeCore::end_entry(StepRecord& step, StepEntry& entry,
                      entry.output_position() == record.size;
 }
 
-CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
+CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
   notify_step_end(step, /*has_run=*/false);
   for (const StepEntry& entry : step.entries) {
     cancel_entry(entry);
@@ -94,7 +94,7 @@ CHUNKATTN_FUNCTION void TreeCore::cancel_step(StepRecord& step) noexcept {
   finish_all_leaving();
 }
 
-CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
+CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
   steps.abandon(step);
   for (const auto& other : steps.all()) {
     if (other->number < step.number || other->is_void || !StepTable::is_outstanding(*other))
@@ -105,8 +105,7 @@ CHUNKATTN_FUNCTION void TreeCore::abandon_step(StepRecord& step) noexcept {
   topology.observers.notify([](NodeObserver& observer) { observer.on_void(); });
 }
 
-CHUNKATTN_FUNCTION void TreeCore::resolve_abandoned(std::uint64_t before) noexcept {
-  if (!steps.any_void()) return;
+CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::end_abandoned(std::uint64_t before) noexcept {
   before = (std::max)(before, steps.idle_before());
   for (const auto& step : steps.all()) {
     if (step->state != StepState::abandoned || step->number >= before) continue;
