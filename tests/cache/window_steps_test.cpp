@@ -411,11 +411,13 @@ TEST_CASE("windows are kept at junctions that come while a prompt is computed") 
       }
       model.compute(one, to_size_of(random.uniform(1, 120)));
     }
-    // Whoever parts there, whether or not another still does, goes on from there.
+    // Whoever parts there, whether or not another still does, goes on from there; or from the row
+    // before, for what it says of the token behind it.
     for (const std::size_t at : junctions) {
       std::vector<int> next(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(at));
       next.push_back(5000);
       CHECK(model.layers.find(next) == at);
+      CHECK(model.layers.find(next, {.max_reuse = at - 1}) == at - 1);
     }
   }
 }

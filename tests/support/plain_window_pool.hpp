@@ -446,7 +446,9 @@ class PlainWindowPool final : public chunkattn::detail::NodeObserver {
     for (NodeIndex i = core_.sequences[entry.sequence].tail; i != chunkattn::detail::root_node;
          i = core_.topology.node(i).parent) {
       const int position = core_.topology.node(i).position;  // where prompts part
-      if (position > held.next && position <= next) keep(held, position);
+      if (position <= held.next || position > next) continue;
+      keep(held, position - 1);  // for who wants what the last shared row says of its next token
+      keep(held, position);
     }
     if (held.prompt_end > held.next && held.prompt_end <= next) keep(held, held.prompt_end);
     held.next = next;

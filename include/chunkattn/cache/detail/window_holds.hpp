@@ -94,7 +94,7 @@ class WindowHolds {
       if (core_.topology.node(i).position > next)
         hold.junction = i;
       else
-        keep(hold, core_.topology.node(i).position);
+        keep_junction(hold, core_.topology.node(i).position);
     }
     if (hold.prompt_end > hold.next && hold.prompt_end <= next) keep(hold, hold.prompt_end);
     hold.next = next;
@@ -148,6 +148,13 @@ class WindowHolds {
     for (std::size_t i = hold.first; i < hold.parts.size(); ++i)
       if (hold.parts[i].end > begin && hold.parts[i].begin < position)
         chunks_.keep(hold.parts[i].chunk);
+  }
+
+  // A prompt that parts here may want what the last shared row says of its own next token, as who
+  // scores it does: then it goes on a row earlier.
+  void keep_junction(const WindowHold& hold, std::int32_t position) noexcept {
+    keep(hold, position - 1);
+    keep(hold, position);
   }
 
   const TreeCore& core_;
