@@ -8,7 +8,7 @@ for each; four choices of several tokens or of one; texts for perplexity. The mo
 thread, --rounds times; the least time counts, and of hf its best batch size. Times are per question: hf may be given
 the first --hf-questions alone, four times as many where they are short; and where questions share nothing, so is
 chunkattn. `expanded` is transformers, the common beginning computed once and its cache expanded to each batch.
-Log-probabilities are compared wherever two modes have them.
+Log-probabilities are compared wherever two modes have them. What each mode took is told as soon as it is known.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import pathlib
 import resource
 import sys
 import tempfile
+import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -136,7 +137,7 @@ def main():
           f"torch {torch.__version__}, {instruction_set()}\n")  # fmt: skip
     print("| task | mode | questions | requests | rows / question | processor s / question | ours / its | at most |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    failed = []
+    failed, begin = [], time.monotonic()
     for task in options.tasks.split(","):
         asked = Requests()
         lm_eval.simple_evaluate(model=asked, tasks=[task], bootstrap_iters=0, verbosity="ERROR",
@@ -149,10 +150,13 @@ def main():
             modes |= {f"expanded {batch}": options.questions for batch in batches}
         modes |= {f"hf {batch}": few for batch in batches}
         known, best, worst, greedy = {}, {}, 0.0, 0
-        for _ in range(options.rounds):
+        for turn in range(1, options.rounds + 1):
             for mode, questions in modes.items():
                 answers, rows, spent = run(mode, lms, kind, asked.requests[: questions * of_question])
                 best[mode] = min(best.get(mode, (float("inf"), 0)), (spent / questions, rows / questions))
+                print(f"{time.monotonic() - begin:5.0f} s: {task}, {mode}, {turn}: {spent / questions:.3f} processor s and "
+                      f"{rows / questions:.0f} rows for each of {questions} questions, "
+                      f"{best['chunkattn'][0] / best[mode][0]:.3f}", file=sys.stderr, flush=True)  # fmt: skip
                 for i, (value, is_greedy) in enumerate(answers):
                     before = known.setdefault(i, (value, is_greedy))
                     # Sums over hundreds of tokens have fewer digits behind the point.

@@ -230,6 +230,33 @@ class ScoringTest(unittest.TestCase):
         scores = generator.score(prompt, continuations)
         self.assertEqual([score.is_greedy for score in scores], [True, False, False, False])
 
+    def test_logits(self):
+        """What logits say of any of their rows: of tokens that are equally probable the first is greedy."""
+        draw = random.Random(SEED)
+        for _ in range(60):
+            count, vocabulary = draw.randrange(1, 30), draw.randrange(1, 12)
+            logits = torch.tensor([[draw.randrange(3) for _ in range(vocabulary)] for _ in range(count)])
+            at = draw.sample(range(count), draw.randrange(1, count + 1))
+            if draw.random() < 0.5:
+                at = list(range(min(at), max(at) + 1))
+            batch, rows, all_asked = scoring.Batch(), {}, []
+            for row in at:
+                asked = [scoring.Asked(batch, [0], [draw.randrange(vocabulary)]) for _ in range(draw.randrange(1, 5))]
+                rows[scoring.Row()] = row
+                list(rows)[-1].targets = [(each, 0) for each in asked]
+                all_asked += [(each, row) for each in asked]
+            piece = draw.choice([1, 3 * vocabulary, 1 << 20])
+            with unittest.mock.patch.object(scoring, "PIECE", piece), self.subTest(at=at, logits=logits, piece=piece):
+                scoring.take(rows, logits.to(draw.choice([torch.float32, torch.bfloat16])))
+                for asked, row in all_asked:
+                    [token] = asked.score.tokens
+                    [value] = asked.score.logprobs
+                    self.assertAlmostEqual(value, float(logits[row].double().log_softmax(-1)[token]), places=5)
+                    first = logits[row].tolist().index(max(logits[row].tolist()))
+                    self.assertEqual(asked.score.is_greedy, token == first)
+                    self.assertEqual(asked.missing, 0)
+                self.assertEqual((batch.left, {row.targets for row in rows}), (0, {None}))
+
     def test_text(self):
         """Prompts and continuations that are text are split where lm-eval splits them."""
         generator, tokenizer = Generator(self.model, Tokenizer(), check=False), Tokenizer()

@@ -15,7 +15,7 @@ import chunkattn
 from .prompts import tokens_of
 from .requests import Request, Work
 
-PIECE = 1 << 23  # logits of which log-probabilities are taken at once
+PIECE = 1 << 20  # logits of which log-probabilities are taken at once: they stay in a processor's cache
 
 
 @dataclasses.dataclass
@@ -95,14 +95,18 @@ def take(rows, logits):
     rows, at_once = list(rows.items()), max(1, PIECE // logits.shape[-1])
     for begin in range(0, len(rows), at_once):
         part = rows[begin : begin + at_once]
-        logprobs = logits[[at for _, at in part]].float().log_softmax(-1)
-        best = logprobs.argmax(-1).tolist()
+        where, first = [at for _, at in part], part[0][1]
+        if where == list(range(first, first + len(part))):
+            where = slice(first, first + len(part))  # not copied
+        logprobs = logits[where].float().log_softmax(-1)
+        most = logprobs.amax(-1).tolist()
         targets = [(i, asked, at) for i, (row, _) in enumerate(part) for asked, at in row.targets]
         tokens = [asked.score.tokens[at] for _, asked, at in targets]
         values = logprobs[[i for i, *_ in targets], tokens].tolist()
         for (i, asked, at), token, value in zip(targets, tokens, values):
             asked.score.logprobs[at] = value
-            asked.score.is_greedy &= token == best[i]
+            # Of several that are equally probable, the first one is greedy.
+            asked.score.is_greedy &= value == most[i] and token == int(logprobs[i].argmax())
             asked.missing -= 1
             asked.batch.left -= asked.missing == 0
         for row, _ in part:
