@@ -45,7 +45,7 @@ chunkattn_fast_program(fast_tree OPTIONS -O0
         pin_test replica_test mirror_test tree_counts_test tree_events_test tree_handles_test
         tree_chunks_test tree_retention_test tree_view_test)
 chunkattn_fast_program(fast_cache SCALE 0.3 OPTIONS -O0
-  TESTS annotations_test changing_policy_test checkpoint_test expiry_test learning_test rank_test scored_policy_test tenant_test)
+  TESTS annotations_test changing_policy_test checkpoint_test expiry_test explain_random_test explain_test learning_test rank_test scored_policy_test tenant_test)
 chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -Og
   TESTS step_misuse_test step_random_test step_test tree_failure_test tree_memory_test kv_growth_test)
 chunkattn_fast_program(fast_plans SCALE 0.3 OPTIONS -Og

@@ -9,6 +9,7 @@
 #include "cache/annotations.hpp"
 #include "cache/cached_leaf.hpp"
 #include "cache/checkpoints.hpp"
+#include "cache/explain.hpp"
 #include "cache/policy.hpp"
 #include "cache/scored_policy.hpp"
 #include "cache/windowed_groups.hpp"

@@ -167,6 +167,17 @@ struct TreeStats {
   std::size_t stored_tokens = 0;    ///< tokens in used chunks; the rest of these is fragmentation
 };
 
+/// Why cached tokens went.
+enum class EvictionCause : std::uint8_t {
+  space,        ///< others needed their chunks, and they were first in the policy's order
+  watermark,    ///< more chunks than Lru::high_watermark were in use
+  quota,        ///< their tenant had more than its quota
+  ttl,          ///< expire(): they were unused for too long
+  trim,         ///< trim()
+  clear,        ///< clear()
+  not_retained  ///< the policy keeps nothing: the last sequence that had them left
+};
+
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
 struct ScheduledSequence {
   SequenceId sequence = SequenceId::none;  ///< the sequence

@@ -301,6 +301,14 @@ class Tiers {
     auto started = manager_->start(sequence, compute_last);
     return started ? Load(manager_, std::move(started)) : Load();
   }
+  /// The tiers of a prompt's blocks, 0 for the fastest, from the block of position `begin` on up to
+  /// the first that is in none, as far as it is known: a store that was filled before is known only
+  /// by what was asked of it since. For CacheExplainer.
+  [[nodiscard]] std::vector<std::size_t> find(std::span<const token_type> prompt,
+                                              const InsertOptions& options,
+                                              std::size_t begin) const {
+    return manager_->find(prompt, options, begin);
+  }
   /// Between steps: with Options::write_through copies at most `max_blocks` blocks that have become
   /// cached, which are offloaded in the background. Returns how many are left.
   std::size_t advance(std::size_t max_blocks = 4) { return manager_->advance(max_blocks); }

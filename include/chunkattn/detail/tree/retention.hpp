@@ -140,8 +140,8 @@ class Retention {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
     if (n.pins > 0) std::replace(pins_.begin(), pins_.end(), index, n.parent);
+    topology_.release_slots(index, 0);  // observers still see whether prompts found it
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::unpublished);
-    topology_.release_slots(index, 0);
     topology_.remove(index);
   }
 
@@ -210,20 +210,24 @@ class Retention {
     if (!order_) lists_.reserve(level * RetainedList::keys_per_level, 1);
   }
 
+  /// Why what is being evicted goes, for observers.
+  [[nodiscard]] EvictionCause cause() const noexcept { return cause_; }
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
   /// False when nothing is cached.
-  bool evict_one_chunk() noexcept {
+  bool evict_one_chunk(EvictionCause cause = EvictionCause::space) noexcept {
     const NodeIndex victim = order_ ? order_->victim() : lists_.lowest().oldest;
-    if (victim != none) evict_end_of(victim);
+    if (victim != none) evict_end_of(victim, cause);
     return victim != none;
   }
   /// Evicts down to the low watermark where the high one is passed, but nothing that is pinned.
   void keep_to_watermarks() noexcept {
     if (order_) [[unlikely]]
-      for (NodeIndex n; (n = order_->victim_above_quota()) != none;) evict_end_of(n);
+      for (NodeIndex n; (n = order_->victim_above_quota()) != none;)
+        evict_end_of(n, EvictionCause::quota);
     if (!rules_.retains || stats_.used_chunks <= rules_.high_watermark) return;
     if (order_) order_->set_evicts_many(true);
-    while (stats_.used_chunks > rules_.low_watermark && evict_unpinned_chunk()) {
+    while (stats_.used_chunks > rules_.low_watermark &&
+           evict_unpinned_chunk(EvictionCause::watermark)) {
     }
     if (order_) order_->set_evicts_many(false);
   }
@@ -232,7 +236,7 @@ class Retention {
   /// the chunks that were freed.
   std::size_t trim(std::size_t chunks) noexcept {
     const std::size_t before = stats_.evicted_chunks;
-    while (stats_.used_chunks > chunks && evict_unpinned_chunk()) {
+    while (stats_.used_chunks > chunks && evict_unpinned_chunk(EvictionCause::trim)) {
     }
     // Afterwards an unlimited pool grows again only as live sequences need it.
     live_peak_ = (std::min)(live_peak_, (std::max)(chunks, stats_.used_chunks));
@@ -248,7 +252,7 @@ class Retention {
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
       for (const RetainedList& list : lists_)
         while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest, passed)) {
-          evict_end_of(list.oldest);
+          evict_end_of(list.oldest, EvictionCause::ttl);
           again = true;
         }
     time_ = now;
@@ -302,8 +306,8 @@ class Retention {
   }
 
   /// As evict_one_chunk(); false, too, where only pinned nodes are left.
-  bool evict_unpinned_chunk() noexcept {
-    return lists_.lowest().key != RetainedList::key_of_pinned && evict_one_chunk();
+  bool evict_unpinned_chunk(EvictionCause cause) noexcept {
+    return lists_.lowest().key != RetainedList::key_of_pinned && evict_one_chunk(cause);
   }
 
   /// The one that the node is in, or gets into.
@@ -361,8 +365,9 @@ class Retention {
   }
 
   /// Frees the last chunk of a leaf that is retained, or drops it if it has none alone.
-  void evict_end_of(NodeIndex victim) noexcept {
+  void evict_end_of(NodeIndex victim, EvictionCause cause) noexcept {
     TreeNode& n = topology_.node(victim);
+    cause_ = cause;
     const std::size_t used = stats_.used_chunks;
     std::int32_t keep = n.length - topology_.end_offset(n);
     if (n.first_chunk == n.last_chunk) keep = 0;
@@ -409,8 +414,9 @@ class Retention {
   Array<std::int32_t> free_pins_;         // indices of pins without a handle
   std::unique_ptr<EvictionOrder> order_;  // of a component's policy; else by level and age
   std::uint64_t time_ = 0;                // by the caller's clock
-  const bool keeps_to_peak_;              // the pool has no limit, and the policy sets none
-  std::size_t live_peak_ = 0;             // chunks that live sequences have had at once
+  EvictionCause cause_ = EvictionCause::space;
+  const bool keeps_to_peak_;   // the pool has no limit, and the policy sets none
+  std::size_t live_peak_ = 0;  // chunks that live sequences have had at once
 };
 
 }  // namespace detail

@@ -1,4 +1,4 @@
-// KnownKeys: blocks that the slowest tier is known to have, so that they need not be stored again.
+// KnownKeys: blocks that a tier is known to have. Those of the slowest need not be stored again.
 #pragma once
 
 #include <cstddef>

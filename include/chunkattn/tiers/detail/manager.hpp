@@ -159,6 +159,26 @@ class TierManager {
     queue_->start(load);
     return load;
   }
+  /// As Tiers::find().
+  [[nodiscard]] std::vector<std::size_t> find(std::span<const Token> prompt,
+                                              const InsertOptions& how, std::size_t begin) const {
+    std::vector<std::size_t> tiers;
+    const std::size_t public_end = (std::min)(how.public_length, prompt.size());
+    const auto own = head_of(how.name_space, public_end);
+    if (!is_open_ || own.empty()) return tiers;
+    const auto shared = head_of({.adapter = how.name_space.adapter, .is_public = true}, 0);
+    const std::size_t block = to_size(block_), first = begin / block;
+    const std::size_t public_blocks = shared.empty() ? 0 : public_end / block;
+    TierHash hash;
+    for (std::size_t i = 0; i < prompt.size() / block; ++i) {
+      hash.add(std::as_bytes(prompt.subspan(i * block, block)));
+      if (i < first) continue;
+      const std::size_t tier = queue().tier_of(key_of(hash, i < public_blocks ? shared : own));
+      if (tier == queue().num_tiers()) return tiers;
+      tiers.push_back(tier);
+    }
+    return tiers;
+  }
   /// False when it is over.
   bool poll(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
     if (tree_ == nullptr || !is_open_ || is_in_child() ||

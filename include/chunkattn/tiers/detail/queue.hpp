@@ -23,41 +23,12 @@
 #include "../../transfer/companion.hpp"
 #include "../tier_store.hpp"
 #include "known.hpp"
+#include "load.hpp"
 #include "record.hpp"
 #include "store_watch.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
-
-/// Blocks of a prompt that are being loaded, in order. What is not marked is as it was made, or the
-/// tree's thread's.
-struct TierLoad {
-  std::array<std::vector<std::byte>, 2> heads;  ///< of blocks that are private; of public ones
-  std::vector<std::byte> tokens;                ///< of the prompt
-  std::size_t block_bytes = 0;                  ///< of a block's tokens
-  std::size_t first = 0, public_blocks = 0;
-  std::vector<TierStore::Key> keys;               ///< from block `first` on
-  std::shared_ptr<void> expected;                 ///< what the observer gave for them
-  std::uint64_t sequence = 0, weights = 0;        ///< whose it is
-  std::size_t limit = 0;                          ///< positions that are loaded, at most
-  std::vector<CompanionRows> rows;                ///< that have come so far, of each companion
-  std::chrono::steady_clock::time_point since{};  ///< when something came
-
-  // Under the queue's mutex:
-  struct Ready {
-    std::size_t block = 0;
-    std::vector<std::byte> raw;
-  };
-  std::deque<Ready> ready;
-  std::size_t next = 0;  ///< of keys
-  std::size_t tier = 0;  ///< where it is, or waits
-  bool is_stalled = false, is_over = false;
-
-  [[nodiscard]] TierContent content(std::size_t block) const {
-    return {heads[block < public_blocks ? 1 : 0],
-            std::span(tokens).first((block + 1) * block_bytes)};
-  }
-};
 
 /// \tparam Token  of the tree: only where there are tiers is any of this compiled
 template <class Token>
@@ -74,8 +45,7 @@ class TierQueue {
   // Delegates, so that threads that run already are joined if another one does not start.
   /// \param max_bytes     that are being offloaded; each tier may have its share of them on its own
   /// \param hang_seconds  after a call has taken so long, flush() does not wait for its tier
-  /// \param report        gets the records that tiers get and lose, as Tiers::Observer::changed()
-  /// does
+  /// \param report        gets what tiers get and lose, as Tiers::Observer::changed() does
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t prefetch,
             std::size_t max_bytes, double hang_seconds, bool threads, const Report& report)
       : TierQueue(std::move(stores), codec, prefetch, max_bytes, hang_seconds, report) {
@@ -105,8 +75,19 @@ class TierQueue {
     std::shared_ptr<void> expected;  // what the observer gave for it
     bool replaces = false;           // what a tier has of it has fewer rows
   };
-  [[nodiscard]] bool knows(const TierStore::Key& key) const { return known_->has(key); }
-  void forget() { known_->clear(); }
+  /// Whether the slowest tier is known to have a block.
+  [[nodiscard]] bool knows(const TierStore::Key& key) const {
+    return tiers_.back().known->has(key);
+  }
+  /// The fastest tier that is known to have it, or one more than the last.
+  [[nodiscard]] std::size_t tier_of(const TierStore::Key& key) const {
+    const auto has = [&](const Tier& tier) { return tier.known->has(key); };
+    return to_size(std::find_if(tiers_.begin(), tiers_.end(), has) - tiers_.begin());
+  }
+  [[nodiscard]] std::size_t num_tiers() const noexcept { return tiers_.size(); }
+  void forget() {
+    for (const Tier& tier : tiers_) tier.known->clear();
+  }
   /// Whether a tier takes a block of so many bytes.
   [[nodiscard]] bool has_room(std::size_t bytes) const {
     const std::lock_guard lock(mutex_);
@@ -215,10 +196,9 @@ class TierQueue {
       tier.store = std::move(stores[t]);
       // The watch may outlive the queue, within a call of the store.
       tier.watch = std::make_shared<StoreWatch>(
-          [report, t, known = t + 1 == tiers_.size() ? known_ : nullptr](const TierStore::Key& key,
-                                                                         bool is_stored) {
-            if (known && is_stored) guarded([&] { return known->add(key), true; }, false);
-            if (known && !is_stored) known->remove(key);
+          [report, t, known = tier.known](const TierStore::Key& key, bool is_stored) {
+            if (is_stored) guarded([&] { return known->add(key), true; }, false);
+            if (!is_stored) known->remove(key);
             if (report) report(t, key, is_stored);
           });
       tier.store->subscribe(tier.watch);
@@ -233,6 +213,7 @@ class TierQueue {
   };
   struct Tier {
     std::shared_ptr<TierStore> store;
+    std::shared_ptr<KnownKeys> known = std::make_shared<KnownKeys>();
     std::shared_ptr<StoreWatch> watch;
     std::thread thread;
     std::condition_variable wakes;
@@ -484,7 +465,6 @@ class TierQueue {
   const TierCodec codec_;
   const std::size_t max_prefetched_, max_bytes_;  // bytes: of each tier
   const std::chrono::duration<double> hang_;
-  const std::shared_ptr<KnownKeys> known_ = std::make_shared<KnownKeys>();  // of the last tier
   std::vector<Tier> tiers_;
   std::atomic<double> compute_seconds_ = 0;
 
