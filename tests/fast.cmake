@@ -42,7 +42,7 @@ chunkattn_fast_program(fast_variants OPTIONS -Og
 chunkattn_fast_program(fast_engine SCALE 0.7 OPTIONS -O0 TESTS engine_sim_test)
 chunkattn_fast_program(fast_tree OPTIONS -O0
   TESTS allocator_test default_policy_test departures_test handle_threads_test limits_test
-        pin_test replica_test mirror_test tree_counts_test tree_events_test tree_handles_test
+        pin_test replica_test mirror_test resume_events_test tree_counts_test tree_events_test tree_handles_test
         tree_chunks_test tree_retention_test tree_view_test)
 chunkattn_fast_program(fast_cache SCALE 0.3 OPTIONS -O0
   TESTS annotations_test changing_policy_test checkpoint_test expiry_test explain_random_test explain_test learning_test rank_test scored_policy_test tenant_test)

@@ -63,6 +63,10 @@ TEST_CASE("a random engine gives each row its window") {
   CHECK(seen.groups > 0);
   CHECK(seen.not_viewed > 0);
   CHECK(seen.evicted > 0);
+  CHECK(seen.resume.early > 0);  // by events
+  CHECK(seen.resume.by_state > 0);
+  CHECK(seen.resume.missed > 0);
+  CHECK(seen.resume.ended > 0);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <map>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -63,7 +64,19 @@ class PlainMirror {
                                       : p == begin                ? before
                                                                   : Position{event.span, p - 1},
                                       event.name_space,
-                                      tokens[static_cast<std::size_t>(p - begin)]};
+                                      tokens[static_cast<std::size_t>(p - begin)],
+                                      {}};
+        return true;
+      }
+      case Kind::kept:
+      case Kind::lost: {
+        if (event.length < 1 || event.group < 0 || event.group >= std::ssize(reach_)) return false;
+        if (!tokens_.contains({event.span, begin}) || !tokens_.contains({event.span, end - 1}))
+          return false;
+        for (std::int64_t p = begin; p < end; ++p) {
+          auto& kept = tokens_.at({event.span, p}).kept;
+          event.kind == Kind::kept ? (void)kept.insert(event.group) : (void)kept.erase(event.group);
+        }
         return true;
       }
       case Kind::evicted: {
@@ -84,6 +97,8 @@ class PlainMirror {
   bool load(const CacheSnapshot<Tree::token_type>& snapshot) {
     if (snapshot.unit != 1 && snapshot.unit != 4) return false;
     PlainMirror loaded(snapshot.unit);
+    loaded.reach_ = snapshot.reach;
+    if (std::ranges::any_of(snapshot.reach, [](int reach) { return reach < 0; })) return false;
     std::span<const int> rest(snapshot.tokens);
     for (const CacheEvent& event : snapshot.spans) {
       const auto length = static_cast<std::size_t>(event.length);
@@ -92,22 +107,29 @@ class PlainMirror {
         return false;
       rest = rest.subspan(length);
     }
+    for (const CacheEvent& event : snapshot.kept)
+      if (event.kind != Kind::kept || !loaded.apply(event, {})) return false;
     if (rest.empty()) *this = loaded;
     return rest.empty();
   }
   [[nodiscard]] std::size_t match(std::span<const int> prompt, const InsertOptions& options) const {
-    Position last = root;
-    std::size_t length = 0, unit = static_cast<std::size_t>(unit_);
-    const std::size_t public_end = std::min(options.public_length, prompt.size()) / unit * unit;
-    while (length + unit <= prompt.size()) {
-      Namespace space = options.name_space;
-      if (length < public_end) space = {.adapter = space.adapter, .is_public = true};
-      const auto found = find(last, space, prompt.subspan(length));
-      if (!found) break;
-      last = *found;
-      length += unit;
-    }
-    return length;
+    return path_of(prompt, options).size();
+  }
+  /// Of the positions of a path the last one before which all groups have what they reach.
+  [[nodiscard]] std::size_t resume_point(std::span<const int> prompt,
+                                         const InsertOptions& options) const {
+    const std::vector<Position> path = path_of(prompt, options);
+    const auto is_point = [&](std::int64_t position) {
+      for (std::size_t group = 0; group < reach_.size(); ++group)
+        for (std::int64_t p = std::max<std::int64_t>(0, position - reach_[group]); p < position;
+             ++p)
+          if (!tokens_.at(path[static_cast<std::size_t>(p)]).kept.contains(static_cast<int>(group)))
+            return false;
+      return true;
+    };
+    auto position = static_cast<std::int64_t>(std::min(path.size(), options.max_reuse));
+    while (!is_point(position)) --position;
+    return static_cast<std::size_t>(position);
   }
   [[nodiscard]] std::size_t num_tokens() const { return tokens_.size(); }
   /// Where a span ends, 0 if it is not there, and its namespace.
@@ -126,7 +148,24 @@ class PlainMirror {
     Position before;
     Namespace space;
     int token = 0;
+    std::set<int> kept;  // by groups
   };
+  [[nodiscard]] std::vector<Position> path_of(std::span<const int> prompt,
+                                              const InsertOptions& options) const {
+    Position last = root;
+    std::vector<Position> path;
+    const auto unit = static_cast<std::size_t>(unit_);
+    const std::size_t public_end = std::min(options.public_length, prompt.size()) / unit * unit;
+    while (path.size() + unit <= prompt.size()) {
+      Namespace space = options.name_space;
+      if (path.size() < public_end) space = {.adapter = space.adapter, .is_public = true};
+      const auto found = find(last, space, prompt.subspan(path.size()));
+      if (!found) break;
+      last = *found;
+      for (std::int64_t i = 1 - unit_; i <= 0; ++i) path.push_back({last.first, last.second + i});
+    }
+    return path;
+  }
   [[nodiscard]] bool may_follow(const Position& before, const CacheEvent& event) const {
     const auto at = tokens_.find(before);
     if (at == tokens_.end()) return false;
@@ -149,6 +188,7 @@ class PlainMirror {
   }
 
   std::int64_t unit_;
+  std::vector<std::int32_t> reach_;
   std::map<Position, Stored> tokens_;
 };
 
@@ -178,16 +218,26 @@ struct Anything {
              : random.chance(0.6) ? Kind::stored
                                   : Kind::evicted;
     if (random.chance(0.005)) e.kind = Kind::cleared;
+    if (random.chance(0.4)) e.kind = random.chance(0.7) ? Kind::kept : Kind::lost;
+    e.group = random.uniform(random.chance(0.1) ? -1 : 0, random.chance(0.9) ? 1 : 2);
     e.span = span();
     e.parent = random.chance(0.2) ? e.span : span();
-    e.length = number(e.kind == Kind::stored ? -1 : 1, 4, unit);
+    const bool is_range = e.kind == Kind::kept || e.kind == Kind::lost;
+    e.length = is_range ? number(0, 8, 1) : number(e.kind == Kind::stored ? -1 : 1, 4, unit);
     const auto [end, its] = there.end_of(e.kind == Kind::stored ? e.parent : e.span);
     e.name_space = random.chance(0.6) ? its : space();
-    e.position = random.chance(0.2)               ? number(-1, 6, unit)
+    e.position = is_range && e.length > 0         ? end - random.uniform(0, 12)
+                 : random.chance(0.2)             ? number(-1, 6, unit)
                  : e.kind == Kind::stored         ? end - (random.chance(0.3) ? unit : 0)
                  : e.length > 0 && e.length < end ? end - e.length
                                                   : 0;
     return e;
+  }
+  /// Of components that are followed.
+  std::vector<std::int32_t> reach() {
+    std::vector<std::int32_t> all(random.index(4));
+    for (std::int32_t& one : all) one = random.uniform(0, random.chance(0.5) ? 2 : 9);
+    return all;
   }
   std::vector<int> tokens(std::int64_t count) {
     std::vector<int> all(static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, 100)));
@@ -205,6 +255,8 @@ void check_same(Anything& any, const CacheMirror<Tree>& mirror, const PlainMirro
                           .public_length = static_cast<std::size_t>(any.random.uniform(0, 40))};
     options.name_space.is_public = false;
     REQUIRE(mirror.match_prefix(prompt, options) == plain.match(prompt, options));
+    if (any.random.chance(0.5)) options.max_reuse = any.random.index(40);
+    REQUIRE(mirror.find(prompt, options) == plain.resume_point(prompt, options));
   }
 }
 
@@ -354,6 +406,10 @@ TEST_CASE("any events: refused or taken over as by a plain map") {
       Anything any(seed);
       CacheMirror<Tree> mirror(sharing);
       PlainMirror plain(unit);
+      const CacheSnapshot<int> empty{
+          .unit = unit, .spans = {}, .tokens = {}, .kept = {}, .reach = any.reach()};
+      mirror.load(empty);
+      REQUIRE(plain.load(empty));
       int taken = 0;
       for (int i = 0; i < test::scaled(6000); ++i) {
         CacheEvent event = any.event(unit, plain);
@@ -376,9 +432,16 @@ TEST_CASE("any snapshot: refused or loaded as by a plain map") {
   for (const Sharing sharing : {Sharing::token, Sharing::chunk})
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       CAPTURE(seed);
-      const CacheSnapshot<Tree::token_type> good = snapshot_of(seed, sharing),
-                                            other = snapshot_of(99, sharing);
+      CacheSnapshot<Tree::token_type> good = snapshot_of(seed, sharing);
+      const CacheSnapshot<Tree::token_type> other = snapshot_of(99, sharing);
       Anything any(seed);
+      good.reach = any.reach();
+      for (std::size_t i = 0; i < good.spans.size() && !good.reach.empty(); ++i) {
+        good.kept.push_back(good.spans[i]);
+        good.kept.back().kind = Kind::kept;
+        good.kept.back().length = any.random.uniform(1, good.spans[i].length);
+        good.kept.back().group = static_cast<std::int32_t>(any.random.index(good.reach.size()));
+      }
       CacheMirror<Tree> mirror(sharing);
       PlainMirror plain(good.unit);
       mirror.load(other);
@@ -391,6 +454,13 @@ TEST_CASE("any snapshot: refused or loaded as by a plain map") {
           const auto at = static_cast<std::ptrdiff_t>(any.random.index(damaged.spans.size()));
           CacheEvent& event = damaged.spans[static_cast<std::size_t>(at)];
           const CacheEvent random = any.event(good.unit, plain);
+          if (any.random.chance(0.3)) {
+            if (damaged.kept.empty() || any.random.chance(0.05)) damaged.reach = {3, -1};
+            CacheEvent kept = random;
+            if (any.random.chance(0.8)) kept.kind = Kind::kept;
+            damaged.kept.push_back(kept);
+            continue;
+          }
           switch (any.random.uniform(0, 9)) {
             case 0:
               damaged.tokens.push_back(1);

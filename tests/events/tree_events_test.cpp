@@ -313,7 +313,7 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   CHECK(says(evicted, {}) ==
         "event.position = 6: expected the last event.length = 2 tokens of a span that ends at 6");
   CHECK(says([](CacheEvent& e) { e.kind = static_cast<Kind>(9); }, {}) ==
-        "event.kind = 9: expected stored, evicted or cleared");
+        "event.kind = 9: expected stored, evicted, cleared, kept or lost");
 
   CacheSnapshot<Tree::token_type> damaged = listener.snapshot();
   damaged.tokens.pop_back();

@@ -56,6 +56,13 @@ TEST_CASE("windows") {
   print("groups that came while sequences were live", counts.groups);
   print("views that were not taken", counts.not_viewed);
   print("chunks of groups evicted", counts.evicted);
+  print("prompts that a mirror can resume", counts.resume.found);
+  print("of these, before what is cached", counts.resume.early);
+  print("of these, at a state", counts.resume.by_state);
+  print("events of what groups and states keep", counts.resume.kept);
+  print("events of what they lose", counts.resume.lost);
+  print("times that a mirror missed events", counts.resume.missed);
+  print("states that ended while they were followed", counts.resume.ended);
 }
 
 }  // namespace

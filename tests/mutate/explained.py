@@ -128,8 +128,6 @@ EXPLAINED = [
     dict(header="*detail/tree/join.hpp", original="sequences.change();", becomes="deleted",
          reason=CHOICE + ": a plan that is brought up to date and one that is rebuilt have the same rows and pieces"),
     dict(header="*detail/tree/sequence_table.hpp", original="if (begin < end) f(", becomes="begin <= end", reason=AGAIN),
-    dict(header="*detail/tree/topology.hpp", original="p.length > 0 && p.last_chunk == s", becomes="p.length >= 0",
-         reason=NEVER + ": a node without tokens has no last slot"),
     dict(header="*kv_cache.hpp", original="slabs > table_capacity_", becomes="slabs >= table_capacity_",
          reason=CHOICE + ": tables grow one slab earlier"),
     dict(header="*detail/kv/checks.hpp", original="rows_overlap(layer.k, layer.v", becomes="rows_overlap(layer.v, layer.k",

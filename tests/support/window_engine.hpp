@@ -6,7 +6,8 @@
 // K, V and queries of a row are functions of its token path. So each output of each layer is held
 // against a softmax in double over what the path says, and every row that a group says it has must
 // hold what its path says. All other rows of a group are NaN. What a group holds, and where
-// sequences are resumed, must be what plain_window_pool.hpp says.
+// sequences are resumed, must be what plain_window_pool.hpp says; so must what a mirror knows of it
+// by events (resume_wire.hpp).
 #pragma once
 
 #include <doctest/doctest.h>
@@ -35,6 +36,7 @@
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/plain_window_pool.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/resume_wire.hpp"
 
 namespace test {
 
@@ -131,6 +133,7 @@ struct WindowCounts {
   std::uint64_t accepted = 0, rejected = 0, copies = 0;
   std::uint64_t swapped = 0, swapped_with_windows = 0, loaded = 0, groups = 0, not_viewed = 0,
                 evicted = 0;
+  ResumeCounts resume;
 
   void add(const WindowCounts& other) {
     rows += other.rows, steps += other.steps, dropped += other.dropped, lost += other.lost;
@@ -139,6 +142,7 @@ struct WindowCounts {
     swapped_with_windows += other.swapped_with_windows;
     swapped += other.swapped, loaded += other.loaded, groups += other.groups;
     not_viewed += other.not_viewed, evicted += other.evicted;
+    resume.add(other.resume);
   }
 };
 
@@ -162,7 +166,8 @@ class WindowEngine {
         random_(stream),
         attention_(std::move(attention)),
         tree_({.max_chunks = model.max_chunks}, model.tree, policy()),
-        full_(tree_, {1 + static_cast<int>(model.windows.size()), 1, dim}) {
+        full_(tree_, {1 + static_cast<int>(model.windows.size()), 1, dim}),
+        wire_(tree_, stream + 1'000'000) {
     for (const int window : model.windows)
       groups_.push_back(std::make_unique<Group>(tree_, model, window));
     if (model.has_tiers) open_tiers();
@@ -182,6 +187,7 @@ class WindowEngine {
   void operate() {
     choose();
     check_pools();
+    if (random_.chance(0.3)) check_wire();
   }
   /// Computes a prompt alone, so many rows at a time, and lets it go.
   void answer(const std::vector<int>& prompt, int rows) {
@@ -212,8 +218,10 @@ class WindowEngine {
     }
     clear();
     check_pools();
+    check_wire();
     for (const auto& group : groups_)
       if (group) CHECK(group->layers.stats().used_chunks == 0);
+    counts_.resume = wire_.counts();
   }
   [[nodiscard]] const WindowCounts& counts() const { return counts_; }
   [[nodiscard]] typename Layers::Stats stats(std::size_t group) const {
@@ -747,6 +755,18 @@ class WindowEngine {
               to_size(group->pool.window_end(index, limit)));
     }
   }
+  // A mirror knows where prompts can be resumed.
+  void check_wire() {
+    typename ResumeWire<Tree>::Groups groups;
+    for (const auto& group : groups_)
+      if (group) groups.push_back(&group->layers);
+    if (!live_.empty()) wire_.save(any());
+    wire_.hear(groups);
+    std::vector<int> prompt = texts_[random_.index(texts_.size())];
+    if (!live_.empty() && random_.chance(0.5)) prompt = any().tokens();
+    if (random_.chance(0.5)) prompt.resize(1 + random_.index(prompt.size()));
+    wire_.compare(prompt, groups);
+  }
   // Rows that nobody may read are NaN.
   void poison(const chunkattn::detail::WindowChunks& chunks,
               chunkattn::KvCache<chunkattn::Cpu, float>& cache) {
@@ -785,6 +805,7 @@ class WindowEngine {
   Tree tree_;
   chunkattn::KvCache<chunkattn::Cpu, float> full_;
   std::vector<std::unique_ptr<Group>> groups_;  ///< null: not there now
+  ResumeWire<Tree> wire_;
   std::optional<Tiers> tiers_;
   std::vector<Swapped> swapped_;
   std::vector<typename Tree::Pin> pins_;

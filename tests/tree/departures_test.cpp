@@ -444,3 +444,37 @@ TEST_CASE("a plan follows a tail whose chunk was given back and is now another's
     other.append(5);                       // which changes no version, and takes it
   }
 }
+
+TEST_CASE(
+    "free slots of a chunk are the last node's in it, where a merge has moved what was between") {
+  using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  Tree tree(PoolAllocator{.max_chunks = 6});
+  AttentionPlan plan;
+  const auto answer = [&](std::vector<Tree::Sequence>& batch, const std::vector<int>& outputs) {
+    for (const int output : outputs)
+      test::decode(tree, plan, batch, [&](const ScheduledSequence&) { return output; });
+  };
+  const auto prompt = iota(0, 9);  // one token of which is in the second chunk
+  std::vector<Tree::Sequence> first, second;
+  first.push_back(tree.insert(prompt));
+  answer(first, {50, 51, 60, 61});  // behind the prompt
+  second.push_back(tree.insert(prompt));
+  answer(second, {50, 51, 70, 71});  // in a chunk of its own
+  second.clear();
+  first.clear();  // 50 and 51 are there already; 60 goes on after those
+  REQUIRE(tree.stats().merged_tokens == 2);
+  REQUIRE(tree.match_prefix(test::iota(0, 9)).cached == 9);
+  check_invariants(tree);
+  {
+    auto again = prompt;  // which makes them younger than 60
+    again.insert(again.end(), {50, 51, 70, 71, 1});
+    (void)tree.insert(again);
+  }
+  CHECK(tree.stats().used_chunks == 3);
+  (void)tree.insert(iota(1000, 8 * 4));  // takes a chunk from the cache
+  check_invariants(tree);
+  REQUIRE(tree.match_prefix(prompt).cached == 9);
+  auto other = prompt;
+  other.push_back(80);
+  CHECK(tree.chunks_needed(other) == 2);  // both of them are the prompt's
+}

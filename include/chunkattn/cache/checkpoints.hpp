@@ -55,11 +55,16 @@ class Checkpoints {
   /// \throws InvalidArgument for options out of range
   explicit Checkpoints(Tree& tree, Options options)
       : shared_(detail::TreeAccess::shared(tree)),
-        nodes_(shared_->tree->core, checked(options).max_count, options.max_per_path) {}
+        nodes_(std::make_shared<detail::NodeCheckpoints>(
+            shared_->tree->core, checked(options).max_count, options.max_per_path)) {}
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
   ~Checkpoints() {
-    if (shared_->tree) shared_->tree->core.topology.observers.remove(nodes_);
+    if (shared_->tree) {
+      shared_->tree->core.topology.observers.remove(*nodes_);
+      nodes_->on_clear();
+    }
+    nodes_->end();
   }
 
   /// Before the first step of a sequence, when num_pending() is 0 (until then, who computes may
@@ -75,16 +80,16 @@ class Checkpoints {
         [[unlikely]]
       detail::fail_argument("sequence", "in a step, or its outputs are to come",
                             "one that goes on after resume() only");
-    const std::int32_t i = nodes_.resume(s, core.readable_length(s));
+    const std::int32_t i = nodes_->resume(s, core.readable_length(s));
     if (i == detail::none) return {};
-    const detail::CheckpointRecord& found = nodes_.table()[i];
+    const detail::CheckpointRecord& found = nodes_->table()[i];
     return {detail::to_size(found.position), found.state};
   }
   /// The next position at which a checkpoint is wanted: where the prompt leaves what another one
   /// has, exact to the token, and before its last token. Sequence::whole if none is. So that rows
   /// end there: `step.add(s, (std::min)(max_tokens, states.next(s) - s.num_scheduled()))`.
   [[nodiscard]] std::size_t next(const Sequence& sequence) const {
-    const std::int32_t position = nodes_.next(index_of(sequence));
+    const std::int32_t position = nodes_->next(index_of(sequence));
     return position == detail::none ? Sequence::whole : detail::to_size(position);
   }
   /// Keeps the state after the first `position` tokens, at any position, for prompts that begin
@@ -102,7 +107,7 @@ class Checkpoints {
       detail::fail_argument("position", position, {"1 to num_written(), ", end});
     if (state == nullptr) [[unlikely]]
       detail::fail_argument("state", "null", "what resume() is to return");
-    return nodes_.save(s, static_cast<std::int32_t>(position), std::move(state));
+    return nodes_->save(s, static_cast<std::int32_t>(position), std::move(state));
   }
   /// Of a prompt, the position of the last checkpoint that is not after what match_prefix() says
   /// is cached: where a model with recurrent layers would begin. 0: there is none.
@@ -112,15 +117,20 @@ class Checkpoints {
     const auto& tree = *shared_->tree;
     const detail::PathMatch match = tree.find(prompt, options);
     const std::size_t cached = tree.result_of(match, options).cached;
-    const std::int32_t i = nodes_.nearest(match.last, static_cast<std::int32_t>(cached));
-    return i == detail::none ? 0 : detail::to_size(nodes_.table()[i].position);
+    const std::int32_t i = nodes_->nearest(match.last, static_cast<std::int32_t>(cached));
+    return i == detail::none ? 0 : detail::to_size(nodes_->table()[i].position);
   }
   /// What there is. O(1).
   [[nodiscard]] Stats stats() const noexcept {
-    return {nodes_.table().size(), nodes_.num_evicted()};
+    return {nodes_->table().size(), nodes_->num_evicted()};
   }
 
  private:
+  friend struct detail::ResumeAccess;
+  template <class All>
+  void add_resume_points(All& all) const {
+    all.push_back(nodes_);
+  }
   static const Options& checked(const Options& options) {
     detail::check_argument(options.max_count >= 1, "max_count", options.max_count, "at least 1");
     detail::check_argument(options.max_per_path >= 1, "max_per_path", options.max_per_path,
@@ -139,7 +149,7 @@ class Checkpoints {
   }
 
   std::remove_cvref_t<decltype(detail::TreeAccess::shared(std::declval<const Tree&>()))> shared_;
-  detail::NodeCheckpoints nodes_;
+  std::shared_ptr<detail::NodeCheckpoints> nodes_;  // who follows them may outlive them
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -120,6 +120,11 @@ class WindowedGroups {
   }
 
  private:
+  friend struct detail::ResumeAccess;
+  template <class All>
+  void add_resume_points(All& all) const {
+    for (const auto& group : groups_) detail::ResumeAccess::add(*group, shared_, all);
+  }
   [[nodiscard]] detail::PromptSearch search(TokenSpan<token_type> prompt,
                                             const InsertOptions& options) const {
     detail::check_argument(shared_->tree.has_value(), "windowed groups", "orphaned",

@@ -103,9 +103,8 @@ class WindowedKv final : public KvCompanion<typename Tree::Sequence> {
           from += bytes;
         });
       };
-      sequence.for_each_run(range, [&](const Piece& piece) {
-        detail::load_window_rows(group().chunks(), piece, copy);
-      });
+      sequence.for_each_run(
+          range, [&](const Piece& piece) { detail::load_window_rows(group(), piece, copy); });
       first += detail::to_size(range.length) * rows.bytes_per_token;
     }
   }

@@ -97,7 +97,9 @@ class WindowedLayers {
   WindowedLayers(const WindowedLayers&) = delete;
   WindowedLayers& operator=(const WindowedLayers&) = delete;
   ~WindowedLayers() {
-    if (shared_->tree) shared_->tree->core.topology.observers.remove(*group_);
+    if (!shared_->tree) return;
+    shared_->tree->core.topology.observers.remove(*group_);
+    group_->points().end();
   }
 
   /// Before the first step of a sequence, when num_pending() is 0, and whenever is_ready() is
@@ -194,6 +196,7 @@ class WindowedLayers {
  private:
   friend struct detail::ChunkAccess;
   friend struct detail::WindowAccess;
+  friend struct detail::ResumeAccess;
   struct PlanOf {
     std::weak_ptr<const detail::ViewTicket> ticket;  ///< of an AttentionPlan
     std::unique_ptr<detail::WindowPlan> plan;
@@ -201,6 +204,10 @@ class WindowedLayers {
 
   [[nodiscard]] std::array<detail::WindowGroup*, 1> inner() const noexcept {
     return {group_.get()};
+  }
+  template <class All>
+  void add_resume_points(All& all) const {
+    all.emplace_back(group_, &group_->points());
   }
   static const Options& checked(const Options& options) {
     detail::check_argument(options.window >= 1, "window", options.window, "at least 1 key");

@@ -17,8 +17,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// middle. A span's parent is stored before it and evicted after it.
 struct CacheEvent {
   /// The K/V of tokens became usable, was evicted (or freed: it can be found no more), or clear()
-  /// was called.
-  enum class Kind : std::uint8_t { stored, evicted, cleared };
+  /// was called. Of a component that is followed: what it has of tokens that are stored, K/V of
+  /// windows or the state after the token, is `kept` from now on, or `lost` before these tokens
+  /// are. Without these kinds a reader knows what is stored, not where a prompt is resumed.
+  enum class Kind : std::uint8_t { stored, evicted, cleared, kept, lost };
   Kind kind = Kind::cleared;  ///< what happened
   /// Tells the events of one CacheEvents from those of others, as of a process before it was
   /// started again: numbers and spans are of the stream.
@@ -31,9 +33,10 @@ struct CacheEvent {
   std::uint64_t parent = 0;
   Namespace name_space{};             ///< of the tokens
   std::int32_t position = 0;          ///< position in the prompt of the first of them
-  std::int32_t length = 0;            ///< number of tokens; stored ones all lie in one chunk
+  std::int32_t length = 0;            ///< number of tokens; of `stored` they all lie in one chunk
   ChunkIndex first_chunk = no_chunk;  ///< the chunk of the first of them
   std::int32_t first_offset = 0;      ///< its offset in this chunk
+  std::int32_t group = 0;  ///< kept, lost: in which place of CacheSnapshot::reach the component is
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -26,11 +26,15 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// What prompts can find: to begin with before events come, or after some were missed.
 template <class Token>
 struct CacheSnapshot {
-  std::uint64_t stream = 0;       ///< of the events that follow
-  std::uint64_t number = 0;       ///< of the last event before it
-  std::int32_t unit = 1;          ///< tokens that are found or not as one
-  std::vector<CacheEvent> spans;  ///< all of them `stored`, each after its parent
-  std::vector<Token> tokens;      ///< CacheEvent::length for each, one after the other
+  std::uint64_t stream = 0;        ///< of the events that follow
+  std::uint64_t number = 0;        ///< of the last event before it
+  std::int32_t unit = 1;           ///< tokens that are found or not as one
+  std::vector<CacheEvent> spans;   ///< all of them `stored`, each after its parent
+  std::vector<Token> tokens;       ///< CacheEvent::length for each, one after the other
+  std::vector<CacheEvent> kept{};  ///< what components have of these
+  /// Of each of these components: a prompt can be resumed where so many tokens before, or all, are
+  /// kept: `window` - 1 for WindowedLayers, 1 for Checkpoints.
+  std::vector<std::int32_t> reach{};
 };
 
 /// Publishes what prompts can find in a tree, until it is destroyed or the tree is. A tree may have
@@ -44,19 +48,33 @@ class CacheEvents {
   /// Gets each event, with the tokens of a stored one. It must neither throw nor call the tree.
   using Sink = std::function<void(const CacheEvent&, std::span<const Token>)>;
 
+  /// The number of a stream that no other has, also after a process was started again.
+  [[nodiscard]] static std::uint64_t new_stream() {
+    static std::atomic<std::uint64_t> count{0};
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    return detail::mix_hash(static_cast<std::uint64_t>(now), ++count) | 1;
+  }
   /// `sink` gets events from now on. What can be found already is in snapshot().
-  /// \param stream  CacheEvent::stream, not 0; by default another one for each, also after a
-  ///                process was started again
-  /// \throws InvalidArgument for stream = 0 and for no sink
-  CacheEvents(Tree& tree, Sink sink, std::uint64_t stream = new_stream())
+  /// \param stream      CacheEvent::stream, not 0; by default a new_stream()
+  /// \param components  WindowedLayers, WindowedGroups and Checkpoints of the tree, which may end
+  ///                    before this: what they keep is published, too, so that a router knows where
+  ///                    a prompt is resumed. Its mirror begins with a snapshot().
+  /// \throws InvalidArgument for stream = 0, for no sink, and for components of another tree
+  template <class... Components>
+  CacheEvents(Tree& tree, Sink sink, std::uint64_t stream = new_stream(),
+              const Components&... components)
       : shared_(detail::TreeAccess::shared(tree)) {
     detail::check_argument(stream != 0, "stream", stream, "a number other than 0");
     detail::check_argument(sink != nullptr, "sink", "empty", "what is to get the events");
+    detail::EventPublisher::Components followed;
+    (detail::ResumeAccess::add(components, shared_, followed), ...);
     auto& tokens = *shared_->tree;
     publisher_ = std::make_unique<detail::EventPublisher>(
-        tokens.core, stream, [&tokens, sink = std::move(sink)](const CacheEvent& event) {
+        tokens.core, stream,
+        [&tokens, sink = std::move(sink)](const CacheEvent& event) {
           sink(event, tokens_of(tokens, event));
-        });
+        },
+        std::move(followed));
   }
   /// What is moved from publishes nothing.
   CacheEvents(CacheEvents&&) noexcept = default;
@@ -86,7 +104,9 @@ class CacheEvents {
         all.spans.push_back(event);
         all.tokens.insert(all.tokens.end(), stored.begin(), stored.end());
       });
+      publisher().for_each_kept(n, [&](const CacheEvent& event) { all.kept.push_back(event); });
     });
+    all.reach = publisher().reach();
     return all;
   }
 
@@ -96,11 +116,6 @@ class CacheEvents {
   static std::span<const Token> tokens_of(const TokenTree& tree, const CacheEvent& event) {
     if (event.kind != CacheEvent::Kind::stored) return {};
     return {&tree.token_at(event.first_chunk, event.first_offset), detail::to_size(event.length)};
-  }
-  static std::uint64_t new_stream() {
-    static std::atomic<std::uint64_t> count{0};
-    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-    return detail::mix_hash(static_cast<std::uint64_t>(now), ++count) | 1;
   }
   [[nodiscard]] const detail::EventPublisher& publisher() const {
     detail::check_argument(publisher_ != nullptr, "events", "moved-from",

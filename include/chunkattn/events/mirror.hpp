@@ -65,11 +65,21 @@ class CacheMirror {
   /// without what is pending, and under Sharing::chunk in whole chunks.
   [[nodiscard]] std::size_t match_prefix(std::span<const Token> prompt,
                                          const InsertOptions& options = {}) const {
-    return (std::min)(mirror_.match(prompt, options.name_space, options.public_length),
-                      options.max_reuse);
+    return (std::min)(match(prompt, options).length, options.max_reuse);
+  }
+  /// Where a prompt would be resumed: not after what match_prefix() says, and where all components
+  /// that the events follow have what their layers read, as their find() says.
+  [[nodiscard]] std::size_t find(std::span<const Token> prompt,
+                                 const InsertOptions& options = {}) const {
+    const auto found = match(prompt, options);
+    return mirror_.resume_point(found.last, (std::min)(found.length, options.max_reuse));
   }
 
  private:
+  [[nodiscard]] auto match(std::span<const Token> prompt, const InsertOptions& options) const {
+    return mirror_.match(prompt, options.name_space, options.public_length);
+  }
+
   detail::TokenMirror<Token> mirror_;
   std::optional<std::uint64_t> stream_;
   std::uint64_t number_ = 0;

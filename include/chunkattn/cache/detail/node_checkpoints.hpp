@@ -13,6 +13,7 @@
 #include "../../detail/tree/node_observer.hpp"
 #include "../../detail/tree/sequence_table.hpp"
 #include "../../detail/tree/topology.hpp"
+#include "../../events/detail/resume_points.hpp"
 #include "../../plan_view.hpp"
 #include "checkpoint_table.hpp"
 #include "marked_nodes.hpp"
@@ -22,10 +23,11 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// Observes the tree from now on, until its owner removes it.
-class NodeCheckpoints final : public NodeObserver {
+class NodeCheckpoints final : public NodeObserver, public ResumePoints {
  public:
   NodeCheckpoints(TreeCore& tree, std::size_t max_count, std::int32_t max_per_path)
-      : topology_(tree.topology),
+      : ResumePoints(1),
+        topology_(tree.topology),
         sequences_(tree.sequences),
         max_count_(max_count),
         max_per_path_(max_per_path),
@@ -86,9 +88,25 @@ class NodeCheckpoints final : public NodeObserver {
     table_.reserve();
     while (table_.size() >= max_count_) evict(table_.oldest());
     table_.add(n, position, std::move(state));
+    tell_at(n, position, /*is_kept=*/true);
     marked_.mark(n);
     limit_below(n);
     return true;
+  }
+
+  /// All states end, whoever still knows of this. The tree may be gone.
+  void end() noexcept { table_ = {}; }
+
+  // ---- for those who follow them ---------------------------------------------------------------
+
+  /// The token before each is kept.
+  void tell_kept(ResumeWatch& to, NodeIndex n, std::int32_t first,
+                 std::int32_t count) const override {
+    if (table_.size() == 0) return;  // maybe for good: nodes have come that it knows nothing of
+    const std::int32_t begin = topology_.node(n).position + first;
+    for (std::int32_t i = table_.nearest(n, begin + count); i != none; i = table_[i].before)
+      if (const std::int32_t token = table_[i].position - 1; token >= begin)
+        to.on_kept(*this, n, first + token - begin, 1, true);
   }
 
   // ---- changes of nodes ----------------------------------------------------------------------
@@ -114,6 +132,9 @@ class NodeCheckpoints final : public NodeObserver {
       marked_.unmark(rest, duplicate);
       marked_.mark(rest);
     }
+    if (is_watched())
+      for (std::int32_t i = table_.last_of(duplicate); i != none; i = table_[i].before)
+        tell_at(target, table_[i].position, /*is_kept=*/true);
     table_.move(duplicate, target, topology_.node(target).end());
     if (has_any(target)) marked_.mark(target);
     unmark(duplicate);
@@ -169,8 +190,12 @@ class NodeCheckpoints final : public NodeObserver {
       n = parent;
     }
   }
+  void tell_at(NodeIndex n, std::int32_t position, bool is_kept) const noexcept {
+    tell(n, position - 1 - topology_.node(n).position, 1, is_kept);
+  }
   void drop(std::int32_t i) noexcept {
     const NodeIndex n = table_[i].node;
+    tell_at(n, table_[i].position, /*is_kept=*/false);
     const std::shared_ptr<const void> state = table_.drop(i);
     unmark(n);
   }

@@ -131,6 +131,8 @@ class WindowChunks {
   }
   /// Is called with each chunk that is about to be free.
   void set_free_sink(std::unique_ptr<FreeSink> sink) { free_sink_ = std::move(sink); }
+  /// Another one, or null.
+  void set_watch(FreeSink* watch) noexcept { watch_ = watch; }
   /// Frees what is cached.
   void clear() noexcept {
     for (const List& list : lists_)
@@ -140,9 +142,13 @@ class WindowChunks {
         free(c);
       }
   }
+  /// The chunk of the tree that it stands for, or no_chunk.
+  [[nodiscard]] ChunkIndex of_tree(ChunkIndex c) const noexcept {
+    return records_[to_size(c)].of_tree;
+  }
   /// Whether it still stands for this chunk of the tree.
   [[nodiscard]] bool stands_for(ChunkIndex c, ChunkIndex of_tree) const noexcept {
-    return records_[to_size(c)].of_tree == of_tree;
+    return this->of_tree(c) == of_tree;
   }
   [[nodiscard]] std::int32_t num_holds(ChunkIndex c) const noexcept {
     return records_[to_size(c)].holds;
@@ -188,6 +194,9 @@ class WindowChunks {
   /// Their K/V is that of no token any more.
   void forget(const Slots& s) noexcept { written_[at(s)] &= ~s.mask; }
 
+  /// No slot has any.
+  void forget_all() noexcept { std::fill(written_.begin(), written_.end(), 0); }
+
   /// For tests: adds those that set_scratch() holds.
   void count_scratch(Array<std::int32_t>& holds) const {
     for (std::size_t c = 0; c < records_.size(); ++c) holds[c] += records_[c].is_scratch ? 1 : 0;
@@ -232,6 +241,8 @@ class WindowChunks {
   void free(ChunkIndex c) noexcept {
     if (free_sink_) [[unlikely]]
       (*free_sink_)(c);
+    if (watch_ != nullptr) [[unlikely]]
+      (*watch_)(c);
     Record& record = records_[to_size(c)];
     if (record.of_tree != no_chunk) own_[to_size(record.of_tree)] = lost;
     record = {.newer = free_};
@@ -275,6 +286,7 @@ class WindowChunks {
   std::size_t num_used_ = 0, num_cached_ = 0, peak_ = 0;
   std::uint64_t num_evicted_ = 0, num_taken_ = 0, version_ = 0;
   std::unique_ptr<FreeSink> free_sink_;
+  FreeSink* watch_ = nullptr;
 };
 
 }  // namespace detail

@@ -26,6 +26,7 @@
 #include "../../detail/tree/node_observer.hpp"
 #include "window_chunks.hpp"
 #include "window_holds.hpp"
+#include "window_points.hpp"
 #include "window_search.hpp"
 #include "window_writes.hpp"
 
@@ -39,7 +40,8 @@ class WindowGroup final : public NodeObserver {
   WindowGroup(TreeCore& tree, std::int32_t window, std::size_t max_chunks, std::size_t max_cached)
       : core_(tree),
         chunks_(tree.chunk_table, tree.topology.geometry.size, max_chunks, max_cached),
-        search_(tree, chunks_, window - 1) {
+        search_(tree, chunks_, window - 1),
+        points_(tree, chunks_, window - 1) {
     core_.topology.observers.add(*this);
   }
   WindowGroup(const WindowGroup&) = delete;
@@ -49,6 +51,7 @@ class WindowGroup final : public NodeObserver {
   [[nodiscard]] const WindowSearch& search() const noexcept { return search_; }
   [[nodiscard]] WindowChunks& chunks() noexcept { return chunks_; }
   [[nodiscard]] WindowSearch& search() noexcept { return search_; }
+  [[nodiscard]] WindowPoints& points() noexcept { return points_; }
   [[nodiscard]] std::uint64_t num_recomputed() const noexcept { return num_recomputed_; }
 
   // ---- sequences -----------------------------------------------------------------------------
@@ -175,6 +178,8 @@ class WindowGroup final : public NodeObserver {
     if (own != nullptr) {
       begin = own->num_copied;
       num_planned = own->ends.size();
+      if (points_.is_watched() && has_run) [[unlikely]]
+        tell_written(step, *own);
       writes_.settle(*own, 0, begin, has_run);
     }
     for (std::size_t e = 0; e < step.entries.size(); ++e) {
@@ -321,10 +326,20 @@ class WindowGroup final : public NodeObserver {
               core_.topology.node(n), offset, length,
               [&](ChunkIndex of_tree, std::int32_t first, std::int32_t count, std::int32_t) {
                 if (const ChunkIndex c = chunks_.find(of_tree); c != no_chunk)
-                  WindowChunks::for_each_word(c, first, count,
-                                              [&](const auto& slots) { chunks_.forget(slots); });
+                  WindowChunks::for_each_word(c, first, count, [&](const auto& slots) {
+                    points_.tell({&slots, 1}, /*is_kept=*/false);
+                    chunks_.forget(slots);
+                  });
               });
         });
+  }
+  // Those who follow the group are told before its sequences move on.
+  void tell_written(const StepRecord& step, const WindowWrites::OfStep& own) const noexcept {
+    std::size_t begin = own.num_copied;  // copies go to tails, which no prompt finds
+    for (std::size_t e = 0; e < own.ends.size(); begin = own.ends[e++])
+      if (!is_superseded(step.entries[e]))
+        points_.tell(std::span(own.slots.data() + begin, own.slots.data() + own.ends[e]),
+                     /*is_kept=*/true);
   }
   // The step has made its copies for the tree alone.
   void lose_copies(std::uint64_t step) noexcept {
@@ -454,6 +469,7 @@ class WindowGroup final : public NodeObserver {
   TreeCore& core_;
   WindowChunks chunks_;
   WindowSearch search_;
+  WindowPoints points_;
   WindowWrites writes_{chunks_, core_.steps};
   WindowHolds holds_{core_, chunks_, search_};
   Array<Wanted> wanted_;

@@ -137,9 +137,8 @@ class TreeInspector {
     for (std::size_t s = 0; s < chunks_.size(); ++s) {
       const auto index = static_cast<ChunkIndex>(s);
       expect(counted[s].nodes == chunks_[index].nodes, "nodes per chunk", index);
-      const NodeIndex owner = chunks_[index].owner;
-      expect(counted[s].nodes == 0 || owner == none || owner == counted[s].owner,
-             "only the last node in a chunk owns what is after it", index);
+      expect(counted[s].nodes == 0 || chunks_[index].owner == counted[s].owner,
+             "the last node in a chunk owns what is after it", index);
       expect(counted[s].active == chunks_[index].active, "active nodes per chunk", index);
       expect(counted[s].pinned == chunks_[index].pinned, "pinned nodes per chunk", index);
       pinned += counted[s].pinned > 0;

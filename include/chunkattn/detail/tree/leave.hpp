@@ -19,7 +19,7 @@ CHUNKATTN_FUNCTION void TreeCore::leave(SequenceIndex s) noexcept {
 }
 
 CHUNKATTN_FUNCTION void TreeCore::clear() noexcept {
-  topology.observers.notify([](NodeObserver& observer) { observer.on_clear(); });
+  topology.observers.notify_last_first([](NodeObserver& observer) { observer.on_clear(); });
   retention.unpin_all();
   retention.trim(0);
   for (std::size_t i = 1; i < topology.num_indices(); ++i) {

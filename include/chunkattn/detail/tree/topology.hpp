@@ -147,6 +147,24 @@ class Topology {
       offset = 0;
     }
   }
+  /// Calls f(node, first, count) for the nodes that have tokens in a chunk, the last one first:
+  /// [first, first + count) of each lie there.
+  template <class F>
+  void for_each_node_in(ChunkIndex s, const F& f) const {
+    NodeIndex index = chunks_[s].owner;
+    for (std::int32_t left = chunks_[s].nodes; left > 0; --left) {
+      const TreeNode& n = node(index);
+      std::int32_t before = 0;  // chunks of the node
+      if (s == n.last_chunk)
+        before = geometry.chunks_before(n.begin + (std::max)(n.length, 1) - 1);
+      else
+        for (ChunkIndex c = s; c != n.first_chunk; c = chunks_[c].prev) ++before;
+      const std::int32_t first = (std::max)(before * geometry.size - n.begin, 0);
+      const std::int32_t end = (std::min)((before + 1) * geometry.size - n.begin, n.length);
+      if (first < end) f(index, first, end - first);
+      if (left > 1) index = ancestor_in(s, index);
+    }
+  }
   /// Calls f(chunk of a, offset, chunk of b, offset, count, done) for the first `count` slots of
   /// both, by runs that are within a chunk of each.
   template <class F>
@@ -245,9 +263,8 @@ class Topology {
     for (; held > kept_chunks; --held) {
       const ChunkIndex prev = held > 1 ? chunks_[s].prev : no_chunk;
       if (held == 1 && chunks_[s].owner == index) {
-        // The free slots of a shared first chunk go back to the node before this one.
-        const TreeNode& p = node(n.parent);
-        chunks_[s].owner = p.length > 0 && p.last_chunk == s ? n.parent : none;
+        // The free slots of a shared first chunk go back to the node before this one in it.
+        chunks_[s].owner = chunks_[s].nodes > 1 ? ancestor_in(s, index) : none;
         chunks_[s].next = no_chunk;
       }
       if (chunks_.remove_node(s, use))
@@ -424,6 +441,14 @@ class Topology {
       n.begin = 0;
     }
     n.last_chunk = n.first_chunk;
+  }
+
+  /// The node before another one in its first chunk, which has one. Where a merge has moved paths
+  /// it is not the parent.
+  [[nodiscard]] NodeIndex ancestor_in(ChunkIndex s, NodeIndex below) const noexcept {
+    NodeIndex n = node(below).parent;
+    while (node(n).last_chunk != s) n = node(n).parent;
+    return n;
   }
 
   void link(NodeIndex parent, NodeIndex child) noexcept {

@@ -5,13 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "../../detail/support/array.hpp"
 #include "../../detail/support/config.hpp"
 #include "../../detail/tree/core.hpp"
 #include "../../detail/tree/node_observer.hpp"
 #include "../cache_event.hpp"
+#include "resume_points.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -19,17 +22,25 @@ namespace detail {
 
 /// Of each node the leading tokens that are published: those that are written, if all of its
 /// parents' are. Both halves of a node that is split stay parts of one span.
-class EventPublisher final : public NodeObserver {
+class EventPublisher final : public NodeObserver, private ResumeWatch {
  public:
   using Sink = std::function<void(const CacheEvent&)>;
+  using Components = std::vector<std::shared_ptr<ResumePoints>>;
 
   /// Publishes from now on. What can be found already is in for_each_published().
-  EventPublisher(TreeCore& core, std::uint64_t stream, Sink sink) : core_(core), stream_(stream) {
+  EventPublisher(TreeCore& core, std::uint64_t stream, Sink sink, Components components)
+      : core_(core), stream_(stream) {
     reserve(core.topology.capacity());
     on_written(root_node);
     if (last_span_ > 0) ++last_event_;  // who has missed something finds a gap
-    sink_ = std::move(sink);
+    for (const auto& component : components) component->reserve_watch();
     core.topology.observers.add(*this);
+    sink_ = std::move(sink);
+    components_ = std::move(components);
+    for (const auto& component : components_) component->watch(*this);
+  }
+  ~EventPublisher() override {
+    for (const auto& component : components_) component->unwatch(*this);
   }
   EventPublisher(const EventPublisher&) = delete;
   EventPublisher& operator=(const EventPublisher&) = delete;
@@ -43,6 +54,26 @@ class EventPublisher final : public NodeObserver {
                    [&](ChunkIndex chunk, std::int32_t first, std::int32_t count) {
                      f(event(CacheEvent::Kind::stored, last_event_, n, first, count, chunk));
                    });
+  }
+  /// The same of what components keep of it.
+  template <class F>
+  void for_each_kept(NodeIndex n, const F& f) const {
+    struct Each final : ResumeWatch {
+      const EventPublisher& publisher;
+      const F& f;
+      Each(const EventPublisher& of, const F& call) : publisher(of), f(call) {}
+      void on_kept(const ResumePoints& of, NodeIndex n, std::int32_t first, std::int32_t count,
+                   bool) override {
+        f(publisher.event_of(of, publisher.last_event_, n, first, count, true));
+      }
+    } each(*this, f);
+    for (const auto& component : components_) component->tell_kept(each, n, 0, published(n).length);
+  }
+  /// What they reach back.
+  [[nodiscard]] std::vector<std::int32_t> reach() const {
+    std::vector<std::int32_t> all;
+    for (const auto& component : components_) all.push_back(component->reach());
+    return all;
   }
 
   // ---- what the tree says --------------------------------------------------------------------
@@ -114,11 +145,12 @@ class EventPublisher final : public NodeObserver {
     Published& all = published(n);
     if (end <= all.length) return false;
     if (all.length == 0) all.span = ++last_span_;
-    for_each_chunk(node(n), all.length, end,
+    const std::int32_t begin = std::exchange(all.length, end);
+    for_each_chunk(node(n), begin, end,
                    [&](ChunkIndex chunk, std::int32_t first, std::int32_t count) {
                      publish(CacheEvent::Kind::stored, n, first, count, chunk);
                    });
-    all.length = end;
+    for (const auto& component : components_) component->tell_kept(*this, n, begin, end - begin);
     return end == node(n).length;
   }
   template <class F>
@@ -130,6 +162,20 @@ class EventPublisher final : public NodeObserver {
   void publish(CacheEvent::Kind kind, NodeIndex n, std::int32_t first, std::int32_t count,
                ChunkIndex chunk) noexcept {
     if (sink_) sink_(event(kind, ++last_event_, n, first, count, chunk));
+  }
+  // Of what is published.
+  void on_kept(const ResumePoints& of, NodeIndex n, std::int32_t first, std::int32_t count,
+               bool is_kept) override {
+    count = (std::min)(count, published(n).length - first);
+    if (count > 0) sink_(event_of(of, ++last_event_, n, first, count, is_kept));
+  }
+  [[nodiscard]] CacheEvent event_of(const ResumePoints& component, std::uint64_t number,
+                                    NodeIndex n, std::int32_t first, std::int32_t count,
+                                    bool is_kept) const {
+    CacheEvent kept = event(is_kept ? CacheEvent::Kind::kept : CacheEvent::Kind::lost, number, n,
+                            first, count, core_.topology.chunk_of(node(n), node(n).begin + first));
+    while (components_[to_size(kept.group)].get() != &component) ++kept.group;
+    return kept;
   }
   [[nodiscard]] CacheEvent event(CacheEvent::Kind kind, std::uint64_t number, NodeIndex index,
                                  std::int32_t first, std::int32_t count,
@@ -152,6 +198,7 @@ class EventPublisher final : public NodeObserver {
   TreeCore& core_;
   const std::uint64_t stream_;
   Sink sink_;
+  Components components_;
   Array<Published> nodes_;
   std::uint64_t last_event_ = 0;
   std::uint64_t last_span_ = 0;

@@ -36,6 +36,9 @@ class TokenMirror {
     check_argument(snapshot.unit == 1 || snapshot.unit == chunk_size, "snapshot.unit",
                    snapshot.unit, {"1, or the chunk size, ", chunk_size});
     TokenMirror mirror(snapshot.unit);
+    for (const std::int32_t reach : snapshot.reach)
+      check_argument(reach >= 0, "snapshot.reach", reach, "numbers of tokens");
+    mirror.reach_ = snapshot.reach;
     std::span<const Token> rest(snapshot.tokens);
     for (const CacheEvent& event : snapshot.spans) {
       check_argument(event.kind == CacheEvent::Kind::stored, "snapshot.spans",
@@ -48,6 +51,11 @@ class TokenMirror {
     }
     check_argument(rest.empty(), "snapshot.tokens.size()", snapshot.tokens.size(),
                    {"as many as its spans have, ", snapshot.tokens.size() - rest.size()});
+    for (const CacheEvent& event : snapshot.kept) {
+      check_argument(event.kind == CacheEvent::Kind::kept, "snapshot.kept",
+                     "an event of another kind", "kept ones");
+      mirror.keep(event);
+    }
     return mirror;
   }
 
@@ -61,8 +69,12 @@ class TokenMirror {
         return evict(event);
       case CacheEvent::Kind::cleared:
         return clear();
+      case CacheEvent::Kind::kept:
+      case CacheEvent::Kind::lost:
+        return keep(event);
     }
-    fail_argument("event.kind", static_cast<int>(event.kind), "stored, evicted or cleared");
+    fail_argument("event.kind", static_cast<int>(event.kind),
+                  "stored, evicted, cleared, kept or lost");
   }
   void clear() noexcept {
     spans_.clear();
@@ -70,23 +82,40 @@ class TokenMirror {
     num_tokens_ = 0;
   }
 
-  /// Leading tokens of a prompt that are stored for this namespace, in whole units.
-  [[nodiscard]] std::size_t match(std::span<const Token> prompt, const Namespace& name_space,
-                                  std::size_t public_length) const {
+  /// Leading tokens of a prompt that are stored for this namespace, in whole units, and the span of
+  /// the last of them.
+  struct Match {
+    std::size_t length = 0;
+    std::uint64_t last = 0;
+  };
+  [[nodiscard]] Match match(std::span<const Token> prompt, const Namespace& name_space,
+                            std::size_t public_length) const {
     std::size_t public_end = (std::min)(public_length, prompt.size());
     public_end -= public_end % to_size(unit_);
-    std::size_t length = 0;
-    for (std::uint64_t last = 0; prompt.size() - length >= to_size(unit_);) {
-      const bool is_public = length < public_end;
+    Match match;
+    while (prompt.size() - match.length >= to_size(unit_)) {
+      const bool is_public = match.length < public_end;
       const Namespace space =
           is_public ? Namespace{.adapter = name_space.adapter, .is_public = true} : name_space;
-      const Span* const next = find_child(last, length, space, prompt.subspan(length));
+      const auto rest = prompt.subspan(match.length);
+      const Span* const next = find_child(match.last, match.length, space, rest);
       if (next == nullptr) break;
-      last = next->number;
-      length +=
-          common(*next, prompt.subspan(length, (is_public ? public_end : prompt.size()) - length));
+      match.last = next->number;
+      match.length +=
+          common(*next, rest.first((is_public ? public_end : prompt.size()) - match.length));
     }
-    return length;
+    return match;
+  }
+  /// The last position up to `limit` of a path to a span before which all components keep what they
+  /// reach back to.
+  [[nodiscard]] std::size_t resume_point(std::uint64_t last, std::size_t limit) const {
+    auto position = static_cast<std::int32_t>(limit);
+    for (std::int32_t before = -1; before != position;) {
+      before = position;
+      for (std::size_t group = 0; group < reach_.size(); ++group)
+        position = resume_point(group, last, position);
+    }
+    return to_size(position);
   }
   [[nodiscard]] std::size_t num_tokens() const noexcept { return num_tokens_; }
 
@@ -97,7 +126,8 @@ class TokenMirror {
     Namespace name_space{};
     std::int32_t position = 0;
     std::vector<Token> tokens;
-    std::vector<std::int32_t> left_at{};  // where other spans extend it, ascending
+    std::vector<std::int32_t> left_at{};    // where other spans extend it, ascending
+    std::vector<std::vector<bool>> kept{};  // by component: of the first tokens, at most
     [[nodiscard]] std::int32_t end() const noexcept {
       return position + static_cast<std::int32_t>(tokens.size());
     }
@@ -178,8 +208,11 @@ class TokenMirror {
     check_argument(span.left_at.empty() || span.left_at.back() <= event.position, "event.position",
                    event.position, "tokens that no other span extends");
     num_tokens_ -= to_size(event.length);
-    if (event.position > span.position)
-      return span.tokens.resize(to_size(event.position - span.position));
+    if (event.position > span.position) {
+      const std::size_t left = to_size(event.position - span.position);
+      for (std::vector<bool>& kept : span.kept) kept.resize((std::min)(kept.size(), left));
+      return span.tokens.resize(left);
+    }
     if (const auto parent = spans_.find(span.parent); parent != spans_.end())
       parent->second.left_at.erase(slot_of(parent->second, span.position) - 1);
     const auto [begin, end] =
@@ -187,6 +220,39 @@ class TokenMirror {
     children_.erase(
         std::find_if(begin, end, [&](const auto& child) { return child.second == event.span; }));
     spans_.erase(found);
+  }
+  void keep(const CacheEvent& event) {
+    const auto found = spans_.find(event.span);
+    check_argument(found != spans_.end(), "event.span", event.span, "a span that is stored");
+    Span& span = found->second;
+    check_argument(event.group >= 0 && to_size(event.group) < reach_.size(), "event.group",
+                   event.group, {"one of the snapshot's ", reach_.size()});
+    const std::int64_t first = std::int64_t{event.position} - span.position;
+    check_argument(
+        event.length > 0 && first >= 0 && first + event.length <= std::ssize(span.tokens),
+        "event.position", event.position,
+        {"event.length = ", event.length, ", at least 1, tokens of a span that has [",
+         span.position, ", ", span.end(), ")"});
+    if (span.kept.empty()) span.kept.resize(reach_.size());
+    std::vector<bool>& kept = span.kept[to_size(event.group)];
+    if (kept.size() < to_size(first + event.length)) kept.resize(to_size(first + event.length));
+    std::fill_n(kept.begin() + first, event.length, event.kind == CacheEvent::Kind::kept);
+  }
+  /// The same of one component: goes back until it has kept as many in a row as it reaches.
+  [[nodiscard]] std::int32_t resume_point(std::size_t group, std::uint64_t last,
+                                          std::int32_t position) const {
+    const Span* span = nullptr;
+    for (std::int32_t at = position; at > 0 && position - at < reach_[group];) {
+      while (span == nullptr || span->position >= at) {
+        span = &spans_.at(last);
+        last = span->parent;
+      }
+      --at;
+      const std::size_t token = to_size(at - span->position);
+      if (span->kept.empty() || token >= span->kept[group].size() || !span->kept[group][token])
+        position = at;
+    }
+    return position;
   }
   /// After the spans that leave this one at `position`, or before.
   [[nodiscard]] static auto slot_of(Span& span, std::int32_t position) noexcept {
@@ -244,6 +310,7 @@ class TokenMirror {
   }
 
   std::int32_t unit_;
+  std::vector<std::int32_t> reach_;  // of each component
   std::unordered_map<std::uint64_t, Span> spans_;
   std::unordered_multimap<std::size_t, std::uint64_t> children_;
   std::size_t num_tokens_ = 0;

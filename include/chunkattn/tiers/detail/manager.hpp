@@ -287,6 +287,9 @@ class TierManager {
         spans_.clear();
         fresh_.clear();
         return true;
+      case CacheEvent::Kind::kept:
+      case CacheEvent::Kind::lost:
+        break;  // it follows no component
     }
     return false;
   }
