@@ -90,8 +90,7 @@ class UnsharedPlan {
 template <int ChunkSize>
 class PlannedBatch {
  public:
-  using Tree = chunkattn::PrefixTree<std::uint32_t, ChunkSize, chunkattn::PoolAllocator,
-                                     chunkattn::NoRetention>;
+  using Tree = chunkattn::PrefixTree<std::uint32_t, ChunkSize>;
 
   PlannedBatch(const Batch& batch, bool share) {
     std::uint64_t tenant = 0;
@@ -146,7 +145,7 @@ class PlannedBatch {
   }
 
  private:
-  Tree tree_;
+  Tree tree_{{}, {}, {.retains = false}};
   std::vector<typename Tree::Sequence> sequences_;
   std::optional<typename Tree::Step> step_;
   chunkattn::AttentionPlan plan_;

@@ -72,7 +72,7 @@ typename Tree::Sequence joined(Tree& tree, const std::vector<Token>& prompt,
 /// One chunk is evicted, and where `is_new`, a prompt of a priority not seen before joins instead.
 double priorities(std::size_t count, bool is_new) {
   constexpr std::size_t cached = 1000;
-  Tree<Priority> tree(PoolAllocator{.max_chunks = cached});
+  Tree<RetentionOptions> tree(PoolAllocator{.max_chunks = cached}, {}, {.by_priority = true});
   std::mt19937_64 engine(1);
   std::vector<int> levels(count + lot * rounds);
   std::iota(levels.begin(), levels.end(), 0);
@@ -94,7 +94,7 @@ double priorities(std::size_t count, bool is_new) {
 /// `count` checkpoints are kept, each of a prompt of its own, or of prompts that all begin with the
 /// same tokens. One is saved where two prompts part, or before all do.
 double saves(std::size_t count, bool below_all) {
-  using Caching = Tree<Lru>;
+  using Caching = Tree<RetentionOptions>;
   Caching tree(PoolAllocator{.max_chunks = 2 * (count + lot)});
   std::optional<Checkpoints<Caching>> checkpoints;
   const auto state = std::make_shared<const int>(0);
@@ -124,7 +124,7 @@ double saves(std::size_t count, bool below_all) {
 
 /// A sequence leaves whose tokens another one has published, while so many checkpoints are kept.
 double merges(std::size_t count) {
-  using Caching = Tree<Lru>;
+  using Caching = Tree<RetentionOptions>;
   Caching tree(PoolAllocator{.max_chunks = 4 * (count + lot)});
   Checkpoints<Caching> checkpoints(tree, {.max_count = count + lot});
   const auto state = std::make_shared<const int>(0);
@@ -153,7 +153,7 @@ double merges(std::size_t count) {
 
 /// A prompt is pinned, or where `evicts`, a pinned one is evicted, since nothing else is left.
 double pins(std::size_t count, bool evicts) {
-  using Caching = Tree<Lru>;
+  using Caching = Tree<RetentionOptions>;
   const std::size_t most = count + lot;
   Caching tree(PoolAllocator{.max_chunks = most}, {}, {.max_pinned = most});
   std::vector<Caching::Pin> held, fresh;
@@ -188,7 +188,7 @@ double pins(std::size_t count, bool evicts) {
 
 /// One of `count` waiting requests is admitted, as `while (waiting.admit(tree))` does.
 double admissions(std::size_t count) {
-  using Caching = Tree<Lru>;
+  using Caching = Tree<RetentionOptions>;
   Caching tree(PoolAllocator{.max_chunks = count + 2 * lot * rounds});
   AdmissionQueue<Caching> waiting;
   std::vector<std::vector<Token>> prompts;
@@ -210,9 +210,7 @@ double tenants(std::size_t count) {
     return static_cast<double>(info.uordblks + info.hblkhd);
   };
   const double before = used();
-  CachePolicy policy;
-  policy.fair = true;
-  Tree<CachePolicy> tree(PoolAllocator{.max_chunks = 1000}, {}, policy);
+  Tree<CachePolicy> tree(PoolAllocator{.max_chunks = 1000}, {}, {{.fair = true}});
   for (std::size_t i = 0; i < count; ++i)
     (void)joined(tree, prompt_of(i), {.name_space = {.tenant = i}});
   return used() - before;
@@ -231,9 +229,9 @@ int main(int argc, char** argv) {
   }
   if (counts.empty()) counts = {1000, 10000, 100000, 1000000};
   const std::vector<std::pair<const char*, std::function<double(std::size_t)>>> rows = {
-      {"`Priority`: evict a chunk | priorities ever used",
+      {"`by_priority`: evict a chunk | priorities ever used",
        [](auto n) { return priorities(n, false); }},
-      {"`Priority`: `insert()`, `leave()` | priorities ever used, this one not",
+      {"`by_priority`: `insert()`, `leave()` | priorities ever used, this one not",
        [](auto n) { return priorities(n, true); }},
       {"`Checkpoints::save()` where prompts part | checkpoints",
        [](auto n) { return saves(n, false); }},

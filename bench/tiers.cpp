@@ -25,7 +25,7 @@
 namespace {
 
 using namespace chunkattn;
-using Tree = PrefixTree<int, 64, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 64>;
 using Cache = KvCache<Cpu, half>;
 using Clock = std::chrono::steady_clock;
 

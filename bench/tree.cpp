@@ -23,11 +23,8 @@ namespace {
 using Token = std::uint32_t;
 using chunkattn::AttentionPlan;
 using chunkattn::CachePolicy;
-using chunkattn::Lru;
-using chunkattn::NoRetention;
 using chunkattn::PoolAllocator;
-using Tree = chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkattn::NoRetention>;
-using CachingTree = chunkattn::PrefixTree<Token, 64, PoolAllocator, Lru>;
+using Tree = chunkattn::PrefixTree<Token, 64>;
 using PolicyTree = chunkattn::PrefixTree<Token, 64, PoolAllocator, CachePolicy>;
 constexpr std::size_t chunk_size = 64;
 
@@ -93,7 +90,7 @@ struct Prompts {
     sequences.push_back(tree.insert(prompt));
     load(sequences.back());
   }
-  Tree tree;
+  Tree tree{{}, {}, {.retains = false}};
   std::vector<Token> prompt;
   std::vector<Tree::Sequence> sequences;
 };
@@ -117,7 +114,7 @@ BENCHMARK(match_splintered)->Arg(1024)->Arg(4096);
 /// token_ns, only leaving for leave_ns.
 void insert_new(benchmark::State& state) {
   const auto length = static_cast<std::size_t>(state.range(0));
-  Tree tree;
+  Tree tree({}, {}, {.retains = false});
   std::vector<std::vector<Token>> prompts;
   for (std::uint64_t i = 0; i < 64; ++i) prompts.push_back(random_tokens(length, i));
   std::vector<Tree::Sequence> sequences(prompts.size());
@@ -176,7 +173,7 @@ double clock_seconds(double times) {
 /// another token is distinguished from two runs: all tokens inside chunks, and one token in 64 at a
 /// border.
 void append(benchmark::State& state) {
-  Tree tree;
+  Tree tree({}, {}, {.retains = false});
   const auto prompt = random_tokens(static_cast<std::size_t>(state.range(0)), 3);
   Stopwatch inside, boundary;
   std::uint64_t rounds = 0;
@@ -238,7 +235,7 @@ struct Steps {
   }
   [[nodiscard]] double tree_seconds() const { return filling.seconds() + finishing.seconds(); }
 
-  Tree tree;
+  Tree tree{{}, {}, {.retains = false}};
   std::vector<Tree::Sequence> sequences;
   AttentionPlan plan;
   Stopwatch filling, building, finishing;
@@ -341,7 +338,7 @@ BENCHMARK(decode_step)->Arg(1)->Arg(32)->Arg(256)->Arg(10000)->UseManualTime();
 void whole_step(benchmark::State& state) {
   const auto count = static_cast<std::size_t>(state.range(0));
   const auto prefixes = static_cast<std::size_t>(state.range(1));
-  Tree tree;
+  Tree tree({}, {}, {.retains = false});
   tree.insert(random_tokens(chunk_size * 16 * count, 1)).leave();  // as in Batch
   std::vector<Tree::Sequence> sequences;
   for (std::size_t i = 0; i < count; ++i) {
@@ -432,7 +429,7 @@ BENCHMARK(plan_rebuild)->Arg(256)->Arg(10000)->UseManualTime();
 void fork(benchmark::State& state) {
   const auto tail = static_cast<std::size_t>(state.range(0));
   const auto width = static_cast<std::size_t>(state.range(1));
-  Tree tree;
+  Tree tree({}, {}, {.retains = false});
   const auto prompt = random_tokens(1024, 3);
   const auto generated = random_tokens(tail, 4);
   AttentionPlan plan;
@@ -465,7 +462,7 @@ BENCHMARK(fork)->ArgsProduct({{8, 31, 128, 1000}, {16, 1000}})->UseManualTime();
 
 /// Eviction with range(0) chunks cached, in shuffled order of use: 16 prompts of 3 chunks each
 /// share a first chunk. One leave crosses the high watermark and evicts down to the low one. The
-/// policy is Lru, learns with range(1) = 1, and has shares of 100 tenants with 2.
+/// policy is LRU, learns with range(1) = 1, and has shares of 100 tenants with 2.
 void evict(benchmark::State& state) {
   const auto cached = static_cast<std::size_t>(state.range(0));
   const std::size_t batch = std::min<std::size_t>(cached / 4, 50000);
@@ -581,7 +578,7 @@ void rank(benchmark::State& state) {
   const auto arrivals = static_cast<std::size_t>(state.range(1));
   const auto evictions = static_cast<std::size_t>(state.range(2));
   const std::size_t groups = waiting / 100;
-  CachingTree tree(PoolAllocator{.max_chunks = groups * 12 + 1000});
+  Tree tree(PoolAllocator{.max_chunks = groups * 12 + 1000});
   const auto make = [&](std::uint64_t id) {
     auto prompt = random_tokens(1500, id % groups);
     const auto own = random_tokens(500, 1000000 + id);
@@ -592,11 +589,11 @@ void rank(benchmark::State& state) {
     auto sequence = tree.insert(random_tokens(1500, group));
     load(sequence);
   }
-  std::vector<CachingTree::Sequence> running;
+  std::vector<Tree::Sequence> running;
   for (std::uint64_t i = 0; i < 8; ++i) running.push_back(tree.insert(make(i * 2 + 10 * waiting)));
   std::vector<std::vector<Token>> prompts;
   for (std::uint64_t id = 0; id < waiting; ++id) prompts.push_back(make(id));
-  chunkattn::AdmissionQueue<CachingTree> queue;
+  chunkattn::AdmissionQueue<Tree> queue;
   for (const auto& prompt : prompts) queue.push({prompt});
   queue.rank(tree);
   std::uint64_t next = waiting, filler = 0;

@@ -16,7 +16,7 @@ using namespace chunkattn;
 
 template <class T>
 class Steps final : public compare::Steps {
-  using Tree = PrefixTree<int, 64, PoolAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 64>;
 
  public:
   Steps(const compare::Case& c, const compare::Memory& memory, compare::Threads& threads)

@@ -34,10 +34,9 @@ using replay::Request;
 using replay::Token;
 using Clock = std::chrono::steady_clock;
 
-template <class Retention>
 void replay_under(const char* policy, const std::vector<Request>& requests, std::size_t budget,
-                  Retention retention, double bound, bool check) {
-  using Tree = chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, Retention>;
+                  const chunkattn::RetentionOptions& retention, double bound, bool check) {
+  using Tree = chunkattn::PrefixTree<Token, 64>;
   Tree tree(chunkattn::PoolAllocator{.max_chunks = budget}, {}, retention);
   struct Running {
     double end;
@@ -47,7 +46,7 @@ void replay_under(const char* policy, const std::vector<Request>& requests, std:
     }
   };
   std::priority_queue<Running> running;
-  std::vector<typename Tree::Sequence> sequences(requests.size());
+  std::vector<Tree::Sequence> sequences(requests.size());
   std::vector<Token> answer;
   std::size_t refused = 0, operations = 0, broken = 0;
   Clock::duration spent{}, insert_time{}, leave_time{};
@@ -100,7 +99,7 @@ void replay_under(const char* policy, const std::vector<Request>& requests, std:
   };
   const std::string chunks = budget > (std::size_t{1} << 30) ? "unlimited" : std::to_string(budget);
   fmt::print(
-      "| {:<11} | {:>9} | {:>7.2f} % | {:>7.1f} % | {:>9} | {:>7} | {:>10.2f} | {:>8.0f} | "
+      "| {:<12} | {:>9} | {:>7.2f} % | {:>7.1f} % | {:>9} | {:>7} | {:>10.2f} | {:>8.0f} | "
       "{:>7.0f} | {:>6} |\n",
       policy, chunks, 100 * hits, bound > 0 ? 100 * hits / bound : 100, stats.evicted_chunks,
       refused, ns(insert_time) / tokens,
@@ -128,22 +127,22 @@ void run_budgets(const std::vector<Request>& requests, bool check) {
       "{} requests, {} prompt tokens; an infinite cache takes {} chunks and hits {:.2f} %\n\n",
       requests.size(), tokens, chunks, 100 * bound);
   fmt::print(
-      "| policy      |    chunks |      hits | of bound  | evicted   | refused | insert/tok | "
+      "| policy       |    chunks |      hits | of bound  | evicted   | refused | insert/tok | "
       "leave ns | op ns   | broken |\n");
   fmt::print(
-      "| ----------- | --------: | --------: | --------: | --------: | ------: | ---------: | "
+      "| ------------ | --------: | --------: | --------: | --------: | ------: | ---------: | "
       "-------: | ------: | -----: |\n");
-  replay_under("NoRetention", requests, unlimited, chunkattn::NoRetention{}, bound, check);
-  replay_under("Lru", requests, unlimited,
-               chunkattn::Lru{.high_watermark = chunkattn::max_pool_chunks}, bound, check);
+  replay_under("no retention", requests, unlimited, {.retains = false}, bound, check);
+  replay_under("LRU", requests, unlimited, {.high_watermark = chunkattn::max_pool_chunks}, bound,
+               check);
   for (const int percent : {50, 25, 10, 5, 2}) {
     const std::size_t budget = chunks * static_cast<std::size_t>(percent) / 100;
-    replay_under("Lru", requests, budget, chunkattn::Lru{}, bound, check);
-    replay_under("Priority", requests, budget, chunkattn::Priority{}, bound, check);
-    chunkattn::Lru marks;
+    replay_under("LRU", requests, budget, {}, bound, check);
+    replay_under("by priority", requests, budget, {.by_priority = true}, bound, check);
+    chunkattn::RetentionOptions marks;
     marks.high_watermark = budget * 95 / 100;
     marks.low_watermark = budget * 85 / 100;
-    replay_under("Lru 95/85 %", requests, budget, marks, bound, check);
+    replay_under("LRU 95/85 %", requests, budget, marks, bound, check);
   }
 }
 

@@ -119,10 +119,10 @@ void run(const char* name, const Blocks& prompts) {
           name, percent, capacity, trace.longest, all);
       continue;
     }
-    const double lru = double(tree_hits(prompts, capacity, chunkattn::Lru{})) / all;
+    const double lru = double(tree_hits(prompts, capacity, chunkattn::RetentionOptions{})) / all;
     const double bound = double(belady_hits(trace, capacity)) / all;
     const double learnt =
-        double(tree_hits(prompts, capacity, chunkattn::CachePolicy{.learns = true})) / all;
+        double(tree_hits(prompts, capacity, chunkattn::CachePolicy{{.learns = true}})) / all;
     const auto of_blocks = [&](std::size_t hits) { return 100 * double(hits) / all; };
     fmt::print(
         "| {:<9} | {:>2} % | {:>5.1f} | {:>7.1f} | {:>6.1f} | {:>6.2f} | {:>5.1f} | {:>5.1f} | "
@@ -137,7 +137,7 @@ void run(const char* name, const Blocks& prompts) {
 }  // namespace
 
 void run_retention(const char* name, std::span<const TracedRequest> trace) {
-  fmt::print("trace, slots, Lru, learns, Belady, of the distance, S3-FIFO, SIEVE, GDSF\n");
+  fmt::print("trace, slots, LRU, learns, Belady, of the distance, S3-FIFO, SIEVE, GDSF\n");
   run(name, trace_blocks(trace));
   run("agents", agent_blocks());
   run("retrieval", retrieval_blocks());

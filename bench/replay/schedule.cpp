@@ -21,7 +21,7 @@ namespace replay {
 namespace {
 
 constexpr int chunk_size = 64;
-using Tree = chunkattn::PrefixTree<Token, chunk_size, chunkattn::PoolAllocator, chunkattn::Lru>;
+using Tree = chunkattn::PrefixTree<Token, chunk_size>;
 
 struct Report {
   double seconds = 0;       ///< until the last request ended

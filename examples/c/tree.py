@@ -12,7 +12,7 @@ I32, I64, U64, PTR = c.c_int32, c.c_int64, c.c_uint64, c.c_void_p
 
 class TreeConfig(c.Structure):
     _fields_ = [("version", I32), ("chunk_size", I32), ("max_chunks", I64)] + [
-        (n, I32) for n in ("sharing", "min_run", "policy", "learns", "fair", "reserved")] + [
+        (n, I32) for n in ("sharing", "min_run", "no_retention", "by_priority", "learns", "fair")] + [
         (n, I64) for n in ("high_watermark", "low_watermark", "max_pinned", "ttl")]  # fmt: skip
 
 

@@ -23,7 +23,7 @@
 namespace {
 
 using Token = std::uint32_t;
-using Tree = chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkattn::Lru>;
+using Tree = chunkattn::PrefixTree<Token, 64>;
 using Cache = chunkattn::KvCache<chunkattn::Cpu, chunkattn::half>;
 constexpr chunkattn::KvCacheOptions geometry{.num_layers = 4, .num_kv_heads = 2, .head_dim = 64};
 

@@ -53,8 +53,7 @@ struct ServeReport {
 template <class T, int HeadDim, int ChunkSize>
 class Server {
  public:
-  using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize, chunkattn::PoolAllocator,
-                                     chunkattn::NoRetention>;
+  using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize>;
 
   /// \param gpu  where attention runs, if not null; K and V are kept on the host all the same
   Server(chunkattn::ThreadPool& executor, int num_qo_heads, int num_kv_heads, int prefill_chunk,
@@ -235,7 +234,7 @@ class Server {
   examples::CudaAttention* gpu_;
   StandIn stand_in_;
   std::size_t prefill_chunk_;
-  Tree tree_;
+  Tree tree_{{}, {}, {.retains = false}};
   chunkattn::KvCache<chunkattn::Cpu, T> cache_;
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
   chunkattn::AttentionPlan plan_;

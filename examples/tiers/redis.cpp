@@ -22,7 +22,7 @@ namespace {
 
 using namespace chunkattn;
 using Token = std::int32_t;
-using Tree = PrefixTree<Token, 64, PoolAllocator, Lru>;
+using Tree = PrefixTree<Token, 64>;
 using Cache = KvCache<Cpu, half>;
 using TreeTiers = Tiers<Tree, Cache>;
 constexpr KvCacheOptions geometry{.num_layers = 30, .num_kv_heads = 3, .head_dim = 64};

@@ -26,7 +26,7 @@ template <class Device>
 using DeviceStream = typename DeviceTraits<Device>::stream;
 
 template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,
-          RetentionPolicy Retention = Lru>
+          RetentionPolicy Retention = RetentionOptions>
 class PrefixTree;
 template <class Tree>
 class Sequence;

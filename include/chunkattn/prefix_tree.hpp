@@ -33,8 +33,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// \tparam Token      what a prompt is made of, usually an integer id
 /// \tparam ChunkSize  tokens per chunk, a power of two from 1 to 1024
 /// \tparam Allocator  hands out chunk indices: PoolAllocator, FixedAllocator or your own
-/// \tparam Retention  what becomes of chunks that no sequence uses: Lru keeps them until others
-///                    need them. NoRetention is the paper's; Priority, CachePolicy, or your own
+/// \tparam Retention  what becomes of chunks that no sequence uses: RetentionOptions, CachePolicy,
+///                    ScoredPolicy, or your own
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
 class PrefixTree {
   static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,

@@ -111,9 +111,9 @@ struct InsertOptions {
   /// Whether the last token of the prompt is computed even if its K/V is cached, because its logits
   /// are needed. False for a sequence that continues with append().
   bool compute_last = true;
-  /// With the policy Priority, or CachePolicy::by_priority: how long the sequence's chunks stay
-  /// cached; larger is longer. Where n different ones were used so far, evicting a chunk is
-  /// O(log n), O(n) with CachePolicy::fair, and the first use of another one O(n).
+  /// With RetentionOptions::by_priority: how long the sequence's chunks stay cached; larger is
+  /// longer. Where n different ones were used so far, evicting a chunk is O(log n), O(n) with
+  /// RetentionOptions::fair, and the first use of another one O(n).
   int priority = 0;
   /// Whether to share K/V that another sequence has still to compute. If not, it is computed a
   /// second time and the sequence never has to wait.
@@ -170,7 +170,7 @@ struct TreeStats {
 /// Why cached tokens went.
 enum class EvictionCause : std::uint8_t {
   space,        ///< others needed their chunks, and they were first in the policy's order
-  watermark,    ///< more chunks than Lru::high_watermark were in use
+  watermark,    ///< more chunks than high_watermark were in use
   quota,        ///< their tenant had more than its quota
   ttl,          ///< expire(): they were unused for too long
   trim,         ///< trim()
@@ -241,78 +241,72 @@ class AddResult {
   ScheduledSequence row_;
 };
 
-/// A retention policy: what becomes of chunks that no sequence uses.
-///
-/// - `retains`, a constant: whether they stay as cache, or are freed at once.
-/// - `level(priority)`, noexcept, a whole number of 32 bits: of what is cached, lower levels are
-///   evicted first; within a level the least recently used, and leaves of the tree before their
-///   parents.
-/// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
-/// - `ttl`, which may be missing: see Lru.
+/// What becomes of chunks that no sequence uses. By default they stay as cache, and the least
+/// recently used go first, leaves of the tree before their parents.
+struct RetentionOptions {
+  static constexpr std::size_t no_watermark = (std::numeric_limits<std::size_t>::max)();
+
+  /// Whether unused chunks stay until others are needed. Not so is the paper's rule (section 3.1):
+  /// only live sequences have K/V.
+  bool retains = true;
+  /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
+  /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
+  /// at once. `max_pool_chunks` keeps everything.
+  std::size_t high_watermark = no_watermark;
+  /// Chunks in use at which that eviction stops; unless set, high_watermark.
+  std::size_t low_watermark = no_watermark;
+  /// The most chunks that all pins together may cover (PrefixTree::pin()).
+  std::size_t max_pinned = 0;
+  /// Of a tree with CachePolicy: whether to evict within a level what is worth least by what was
+  /// used again before (docs/retention.md), rather than what was not used for longest.
+  bool learns = false;
+  /// Of a tree with CachePolicy: whether each tenant has a share of what is cached. The lowest,
+  /// oldest of the tenant goes that has most tokens cached by its weight; of one above its quota,
+  /// whenever a sequence leaves. What is public counts as a tenant's of weight 1. A tree keeps some
+  /// hundred bytes of each tenant with K/V in it, or at most a few times as many.
+  bool fair = false;
+  /// PrefixTree::expire() evicts what was not used for so long; 0: nothing. Not with `learns`.
+  std::uint32_t ttl = 0;
+  /// Whether lower InsertOptions::priority goes first, within one the least recently used.
+  bool by_priority = false;
+
+  /// Of what is cached, lower levels are evicted first.
+  [[nodiscard]] constexpr int level(int priority) const noexcept {
+    return by_priority ? priority : 0;
+  }
+};
+
+namespace detail {
+
+/// A field of the same name would hide what the tree reads.
+template <class R>
+concept HidesNoOption = requires {
+  { &R::retains } -> std::same_as<bool RetentionOptions::*>;
+  { &R::high_watermark } -> std::same_as<std::size_t RetentionOptions::*>;
+  { &R::low_watermark } -> std::same_as<std::size_t RetentionOptions::*>;
+  { &R::max_pinned } -> std::same_as<std::size_t RetentionOptions::*>;
+  { &R::learns } -> std::same_as<bool RetentionOptions::*>;
+  { &R::fair } -> std::same_as<bool RetentionOptions::*>;
+  { &R::ttl } -> std::same_as<std::uint32_t RetentionOptions::*>;
+  { &R::by_priority } -> std::same_as<bool RetentionOptions::*>;
+};
+
+}  // namespace detail
+
+/// A retention policy: RetentionOptions, or what derives from them and has a `level(priority)` of
+/// its own, noexcept, a whole number of 32 bits.
 ///
 /// `level()` is asked once with each insert(), before that changes anything, and may answer
 /// otherwise than before (by a clock, a table): what is cached keeps the highest level of those
-/// that used it. Out of range, insert() throws InvalidArgument. It must not call the tree. All
-/// else is read once, when the tree is made.
+/// that used it. Out of range, insert() throws InvalidArgument. It must not call the tree. The
+/// options are read once, when the tree is made.
 ///
-/// cache/policy.hpp has policies that learn from reuse, or give tenants shares.
+/// cache/policy.hpp has the policy that learns from reuse, or gives tenants shares;
+/// cache/scored_policy.hpp one whose victims a function chooses.
 template <class R>
-concept RetentionPolicy = requires(const R& policy, int priority) {
-  { R::retains } -> std::convertible_to<bool>;
-  { policy.level(priority) } noexcept -> std::convertible_to<int>;
-  { +policy.level(priority) } -> std::integral;
-  { policy.high_watermark } -> std::convertible_to<std::size_t>;
-  { policy.low_watermark } -> std::convertible_to<std::size_t>;
-  { policy.max_pinned } -> std::convertible_to<std::size_t>;
-};
-
-/// The paper's rule (section 3.1): only live sequences have K/V.
-struct NoRetention {
-  static constexpr bool retains = false;  ///< unused chunks are freed at once
-  /// Of no effect: nothing is cached.
-  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// Of no effect.
-  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// The most chunks that all pins together may cover (PrefixTree::pin()).
-  std::size_t max_pinned = 0;
-  /// One level.
-  [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
-};
-
-/// Evicts the least recently used first. A tree's default.
-struct Lru {
-  static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
-  /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
-  /// at once. `max_pool_chunks` keeps everything.
-  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// Chunks in use at which that eviction stops; unless set, high_watermark.
-  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// The most chunks that all pins together may cover (PrefixTree::pin()).
-  std::size_t max_pinned = 0;
-  /// If set: PrefixTree::expire() evicts what was not used for so long.
-  std::optional<std::uint32_t> ttl{};
-  /// One level.
-  [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
-};
-
-/// Evicts the lowest InsertOptions::priority first, within one the least recently used.
-struct Priority {
-  static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
-  /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
-  /// at once. `max_pool_chunks` keeps everything.
-  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// Chunks in use at which that eviction stops; unless set, high_watermark.
-  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// The most chunks that all pins together may cover (PrefixTree::pin()).
-  std::size_t max_pinned = 0;
-  /// If set: PrefixTree::expire() evicts what was not used for so long.
-  std::optional<std::uint32_t> ttl{};
-  /// A level for each priority.
-  [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
-};
-
-static_assert(RetentionPolicy<NoRetention> && RetentionPolicy<Lru> && RetentionPolicy<Priority>);
+concept RetentionPolicy = std::derived_from<R, RetentionOptions> && detail::HidesNoOption<R> &&
+                          requires(const R& policy, int priority) {
+                            { +policy.level(priority) } noexcept -> std::integral;
+                          };
 
 CHUNKATTN_NAMESPACE_END

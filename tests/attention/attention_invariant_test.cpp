@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/random.hpp"
+#include "tests/support/retention.hpp"
 
 namespace {
 
@@ -82,7 +83,7 @@ void compare_hit_with_cold(Reduce reduce, double tolerance, const V& variant = {
                            int rounds = 10) {
   test::Random random(tolerance == 0 ? 1 : 2);
   for (int round = 0; round < rounds; ++round) {
-    PrefixTree<int, 16, PoolAllocator, Lru> tree;
+    PrefixTree<int, 16> tree;
     KvCache<Cpu, T> kv(tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
     ChunkAttention<Cpu, head_dim> attention(2, {.reduce = reduce});
     // What is freed turns to NaN: one read of a freed chunk would show in every comparison.
@@ -93,7 +94,7 @@ void compare_hit_with_cold(Reduce reduce, double tolerance, const V& variant = {
     });
     std::vector<int> shared(20 + random.index(200));
     for (int& token : shared) token = random.uniform(0, 49);
-    using Sequence = typename PrefixTree<int, 16, PoolAllocator, Lru>::Sequence;
+    using Sequence = typename PrefixTree<int, 16>::Sequence;
     std::vector<Sequence> warm;
     std::vector<std::vector<int>> prompts;
     for (int i = 0; i < 6; ++i) {
@@ -122,11 +123,11 @@ void compare_hit_with_cold(Reduce reduce, double tolerance, const V& variant = {
     const auto check_against_cold = [&] {
       const auto hit = compute(tree, kv, attention, variant, together, random);
       for (std::size_t i = 0; i < together.size(); ++i) {
-        PrefixTree<int, 64, PoolAllocator, NoRetention> cold_tree;
+        PrefixTree<int, 64, PoolAllocator, test::NoRetention> cold_tree;
         KvCache<Cpu, T> cold_kv(
             cold_tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
         auto alone = cold_tree.insert(together[i]->tokens());
-        using Alone = typename PrefixTree<int, 64, PoolAllocator, NoRetention>::Sequence;
+        using Alone = typename PrefixTree<int, 64, PoolAllocator, test::NoRetention>::Sequence;
         const Outputs cold =
             compute(cold_tree, cold_kv, attention, variant, std::vector<Alone*>{&alone}, random)[0];
         REQUIRE(hit[i].size() == cold.size());

@@ -11,6 +11,7 @@
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 #if defined(__linux__)
@@ -26,7 +27,7 @@ constexpr int num_qo_heads = 4, num_kv_heads = 2, head_dim = 32;
 /// Joins, writes and computes its prompt in one step; the outputs.
 template <class Attention>
 std::vector<float> outputs(Attention& attention, std::size_t length) {
-  PrefixTree<int, 16, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 16, PoolAllocator, test::NoRetention> tree;
   KvCache<Cpu, float> cache(tree, {1, num_kv_heads, head_dim});
   AttentionPlan plan;
   auto sequence = tree.insert(iota(0, length));

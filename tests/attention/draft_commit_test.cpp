@@ -12,6 +12,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "support/draft_trees.hpp"
 #include "support/steps.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 using namespace test;
@@ -29,7 +30,7 @@ Tokens fresh_tokens(std::size_t n) {
 }
 
 /// One chat after its prompt, in a step that drafts a tree and has finished.
-template <class T, int ChunkSize, class Retention = NoRetention>
+template <class T, int ChunkSize, class Retention = test::NoRetention>
 struct Drafted {
   using Engine = DraftEngine<T, dim, ChunkSize, Retention>;
   Engine engine;
@@ -138,7 +139,7 @@ TEST_CASE("nothing that was rejected is found, nothing that was accepted is miss
   const Parents parents{-1, 0, -1, 2, 2};
   for (const std::int32_t leaf : {-1, 0, 1, 2, 3, 4}) {
     CAPTURE(leaf);
-    Drafted<float, 4, Lru> d(6, parents);
+    Drafted<float, 4, RetentionOptions> d(6, parents);
     const Tokens prompt = d.chat.tokens;
     d.draft();
     d.commit(leaf);
@@ -160,7 +161,7 @@ TEST_CASE("nothing that was rejected is found, nothing that was accepted is miss
 
 TEST_CASE(
     "a sequence that leaves before the accepted rows were copied leaves only what is written") {
-  Drafted<float, 4, Lru> d(6, {-1, -1, 1});  // the main branch is 1, 2
+  Drafted<float, 4, RetentionOptions> d(6, {-1, -1, 1});  // the main branch is 1, 2
   d.draft();
   d.commit(0);
   const Tokens whole = d.chat.tokens;
@@ -246,7 +247,7 @@ TEST_CASE("a fork while a tree is in flight, and one before its branch was copie
 }
 
 TEST_CASE("two tenants draft in one step: neither finds what the other has") {
-  DraftEngine<float, dim, 4, Lru> engine(heads, 1);
+  DraftEngine<float, dim, 4, RetentionOptions> engine(heads, 1);
   const Tokens prompt = fresh_tokens(5), drafts = fresh_tokens(4);
   const Parents parents{-1, -1, 0, 0};
   auto a = engine.insert(prompt, {.name_space = {.tenant = 1}});

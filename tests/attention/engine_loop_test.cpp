@@ -26,7 +26,7 @@ using namespace chunkattn;
 namespace {
 
 constexpr int num_layers = 2, num_qo_heads = 4, num_kv_heads = 2, head_dim = 32, num_samples = 3;
-using Tree = PrefixTree<int, 16, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 16>;
 
 struct Request {
   std::vector<int> prompt;

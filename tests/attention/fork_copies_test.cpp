@@ -13,6 +13,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -21,7 +22,7 @@ using test::refused;
 namespace {
 
 constexpr int dim = 8, heads = 2, layers = 2;
-using Tree = PrefixTree<int, 8, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 8, PoolAllocator, test::NoRetention>;
 using Row = std::vector<float>;
 
 /// An engine whose K and V are a function of token, position and layer.
@@ -254,7 +255,7 @@ TEST_CASE("a fork and its source attend alike, also in the step that makes the c
 }
 
 TEST_CASE("a fork that leaves before its copy was made takes it back, and its cache with it") {
-  using CachingTree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  using CachingTree = PrefixTree<int, 8>;
   CachingTree tree;
   auto s = tree.insert(std::vector<int>{1, 2, 3}, {.name_space = {.tenant = 5}});
   s.append(4);

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int size = 32;  // of a hidden vector, which is one head of each layer
 using Vector = std::vector<float>;
-using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 8>;
 
 /// Attention, linear attention, attention: the last one's K/V depend on the state before.
 struct Model {

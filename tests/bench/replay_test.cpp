@@ -68,14 +68,14 @@ TEST_CASE("spellings of JSON mean the same") {
   const Outcome spaced = File(minutes(", ", ": ")).replay();
   CAPTURE(spaced.output);
   CHECK(spaced.status == 0);
-  CHECK(hits(spaced, "NoRetention", "0.00"));
+  CHECK(hits(spaced, "no retention", "0.00"));
   CHECK(spaced.says("20 requests, "));
   const std::string first = spaced.output.substr(0, spaced.output.find('\n'));
   for (const Outcome& other : {File(minutes(",", ":")).replay("--check"),
                                File("\n" + minutes(" ,\t", " :  ") + " \r\n").replay()}) {
     CAPTURE(other.output);
     CHECK(other.status == 0);
-    CHECK(hits(other, "NoRetention", "0.00"));
+    CHECK(hits(other, "no retention", "0.00"));
     CHECK(other.says(first));
   }
 }
@@ -92,7 +92,7 @@ TEST_CASE("ids of 64 bits are different blocks") {
   CAPTURE(outcome.output);
   CHECK(outcome.status == 0);
   CHECK(outcome.says("39 requests"));
-  CHECK(hits(outcome, "Lru", "0.00"));  // even with a cache that forgets nothing
+  CHECK(hits(outcome, "LRU", "0.00"));  // even with a cache that forgets nothing
 }
 
 TEST_CASE("blocks are the same wherever their ids come from") {
@@ -101,8 +101,8 @@ TEST_CASE("blocks are the same wherever their ids come from") {
       File("{\"timestamp\":0.5" + tail + "5]}\n{\"timestamp\":99000" + tail + "6]}\n").replay();
   CAPTURE(outcome.output);
   CHECK(outcome.status == 0);
-  CHECK(hits(outcome, "NoRetention", "0.00"));
-  CHECK_FALSE(hits(outcome, "Lru", "0.00"));
+  CHECK(hits(outcome, "no retention", "0.00"));
+  CHECK_FALSE(hits(outcome, "LRU", "0.00"));
   CHECK(outcome.output.find("nan") == std::string::npos);  // budgets in which nothing fits
 }
 

@@ -21,6 +21,7 @@
 #include "chunkattn/transfer/companion.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -28,7 +29,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 using Column = Annotations<Tree, std::int64_t>;
 using Values = std::vector<std::int64_t>;
 
@@ -310,7 +311,7 @@ TEST_CASE("the first values of a column are those of rows that decode") {
 }
 
 TEST_CASE("any ranges, in chunks of several words, as in a plain list") {
-  using Wide = PrefixTree<int, 256, PoolAllocator, Lru>;
+  using Wide = PrefixTree<int, 256>;
   struct Bytes {
     unsigned char bytes[5];
   };
@@ -527,7 +528,7 @@ TEST_CASE("any size of values, of chunks; a tree that moves and ends") {
   struct Value {
     char bytes[13];
   };
-  using Wide = PrefixTree<int, 256, PoolAllocator, NoRetention>;
+  using Wide = PrefixTree<int, 256, PoolAllocator, test::NoRetention>;
   std::optional<Wide> tree(std::in_place);
   Annotations<Wide, Value> column(*tree);
   auto sequence = tree->insert(iota(0, 700));

@@ -73,7 +73,7 @@ struct Drawn : CachePolicy {
   [[nodiscard]] std::int64_t quota(std::uint64_t) const noexcept { return answers->quota(); }
 };
 /// The same without a component's order.
-struct DrawnAlone : Lru {
+struct DrawnAlone : RetentionOptions {
   std::shared_ptr<Answers> answers;
   [[nodiscard]] std::int64_t level(int) const noexcept { return answers->level(); }
 };
@@ -251,19 +251,4 @@ TEST_CASE("a policy may answer by a clock") {
         policy.fair = fair;
         run_calls(policy, static_cast<std::uint64_t>(round), 0);
       }
-}
-
-TEST_CASE("a ttl out of range is refused, in its own type") {
-  struct Wide : CachePolicy {
-    std::optional<std::int64_t> ttl{};
-  };
-  using Tree = PrefixTree<int, 4, PoolAllocator, Wide>;
-  for (const std::int64_t ttl :
-       {std::int64_t{0}, std::int64_t{-1}, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 5})
-    CHECK(test::refused([&] { (void)Tree({}, {}, Wide{{}, ttl}); }).find("ttl = ") == 0);
-  Wide policy{{}, (std::int64_t{1} << 32) - 1};
-  CHECK_NOTHROW((void)Tree({}, {}, policy));
-  policy.learns = true;
-  CHECK(test::refused([&] { (void)Tree({}, {}, policy); }) ==
-        "ttl = 4294967295: expected none for a policy that learns");
 }

@@ -24,7 +24,7 @@ using test::iota;
 namespace {
 
 using Tokens = std::vector<int>;
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 
 std::uint64_t advance(std::uint64_t state, int token) {
   return (state ^ static_cast<std::uint64_t>(token + 1)) * 0x9e3779b97f4a7c15u + 1;
@@ -129,7 +129,7 @@ TEST_CASE("at every fork of a family, the third sibling resumes at the fork itse
 }
 
 TEST_CASE("chunks that are shared as a whole part at chunks, and so do states") {
-  using Whole = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Whole = PrefixTree<int, 4>;
   const Tokens prompt = iota(0, 30);
   for (std::size_t fork = 4; fork < prompt.size(); ++fork) {
     CAPTURE(fork);

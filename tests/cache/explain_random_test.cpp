@@ -23,6 +23,7 @@
 #include "chunkattn/events/cache_events.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 
@@ -437,7 +438,8 @@ using Sharing = TreeOptions::Sharing;
 // What the tree does differs, and so do the reasons of eviction; what is said is the same.
 
 TEST_CASE("an explainer says what a model says of texts that are least recently used") {
-  Engine<Lru, 4> engine({.ttl = 5}, Sharing::token, 40, 120, EvictionCause::watermark, 1);
+  Engine<RetentionOptions, 4> engine({.ttl = 5}, Sharing::token, 40, 120, EvictionCause::watermark,
+                                     1);
   engine.run(test::scaled(5000));
   for (int reason = 0; reason < 10; ++reason)  // all but what needs windows or tiers
     if (reason != 1 && reason != 4)
@@ -445,8 +447,8 @@ TEST_CASE("an explainer says what a model says of texts that are least recently 
   CHECK(engine.num_partings() > 0);
 }
 TEST_CASE("an explainer of whole chunks, above a watermark") {
-  Engine<Priority, 4> engine({.high_watermark = 30, .low_watermark = 25}, Sharing::chunk, 60, 130,
-                             EvictionCause::watermark, 2);
+  Engine<test::ByPriority, 4> engine(RetentionOptions{.high_watermark = 30, .low_watermark = 25},
+                                     Sharing::chunk, 60, 130, EvictionCause::watermark, 2);
   engine.run(test::scaled(3000));
 }
 TEST_CASE("an explainer of tenants with quotas, under a policy that learns") {
@@ -466,10 +468,10 @@ TEST_CASE("an explainer where victims are chosen by a score") {
   engine.run(test::scaled(3000));
 }
 TEST_CASE("an explainer of a tree that retains nothing") {
-  Engine<NoRetention, 4> engine({}, Sharing::token, 60, 100, EvictionCause::not_retained, 5);
+  Engine<test::NoRetention, 4> engine({}, Sharing::token, 60, 100, EvictionCause::not_retained, 5);
   engine.run(test::scaled(3000));
 }
 TEST_CASE("an explainer that remembers one token") {
-  Engine<Lru, 4> engine({}, Sharing::token, 30, 1, EvictionCause::watermark, 6);
+  Engine<RetentionOptions, 4> engine({}, Sharing::token, 30, 1, EvictionCause::watermark, 6);
   engine.run(test::scaled(1000));
 }

@@ -26,7 +26,7 @@ using test::iota;
 namespace {
 
 using Tokens = std::vector<int>;
-using ExplainedTree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using ExplainedTree = PrefixTree<int, 4>;
 using Explainer = CacheExplainer<ExplainedTree>;
 
 /// "found 0+5, evicted 5+3 space 12 ago", and where the prompt parts from what is cached.

@@ -21,6 +21,7 @@
 #include "tests/support/counted_token.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -80,7 +81,8 @@ template <int ChunkSize, class Retention>
 void check_ranks(std::uint64_t seed, TreeOptions::Sharing sharing) {
   CAPTURE(seed);
   using Tree = PrefixTree<int, ChunkSize, PoolAllocator, Retention>;
-  Tree tree(PoolAllocator{.max_chunks = 60}, {.sharing = sharing}, Retention{.max_pinned = 4});
+  Tree tree(PoolAllocator{.max_chunks = 60}, {.sharing = sharing},
+            Retention{RetentionOptions{.max_pinned = 4}});
   Prompts prompts(seed);
   test::Random& random = prompts.random;
   AttentionPlan plan;
@@ -168,15 +170,15 @@ void check_ranks(std::uint64_t seed, TreeOptions::Sharing sharing) {
 
 TEST_CASE("a rank is what the tree says when it is asked again") {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    check_ranks<4, Lru>(seed, TreeOptions::Sharing::token);
-    check_ranks<4, Lru>(seed, TreeOptions::Sharing::chunk);
-    check_ranks<4, NoRetention>(seed, TreeOptions::Sharing::token);
-    check_ranks<16, Priority>(seed, TreeOptions::Sharing::token);
+    check_ranks<4, RetentionOptions>(seed, TreeOptions::Sharing::token);
+    check_ranks<4, RetentionOptions>(seed, TreeOptions::Sharing::chunk);
+    check_ranks<4, test::NoRetention>(seed, TreeOptions::Sharing::token);
+    check_ranks<16, test::ByPriority>(seed, TreeOptions::Sharing::token);
   }
 }
 
 TEST_CASE("what is shared with live sequences, and with some of them") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree;
   AdmissionQueue<Tree> waiting;
   auto a = iota(0, 20), b = iota(0, 10);
@@ -212,7 +214,7 @@ TEST_CASE("what is shared with live sequences, and with some of them") {
 }
 
 TEST_CASE("sequences of another tree, and those that have left, are refused") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree one, other;
   AdmissionQueue<Tree> waiting;
   const auto prompt = iota(0, 12);
@@ -231,7 +233,7 @@ TEST_CASE("sequences of another tree, and those that have left, are refused") {
 }
 
 TEST_CASE("nothing is said to be shared that max_reuse does not let be reused") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree;
   const auto prompt = iota(0, 64);
   auto s = tree.insert(prompt);
@@ -252,7 +254,7 @@ TEST_CASE("nothing is said to be shared that max_reuse does not let be reused") 
 }
 
 TEST_CASE("one queue serves another tree") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree one, other;
   AdmissionQueue<Tree> waiting;
   const auto prompt = iota(0, 12);
@@ -270,11 +272,11 @@ TEST_CASE(
     "a request that shares nothing is overtaken by all that share, at most max_overtaken times") {
   for (const std::size_t most : {std::size_t{0}, std::size_t{1}, std::size_t{5}}) {
     CAPTURE(most);
-    PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+    PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
     const std::vector<int> prompt = test::iota(0, 12), other = test::iota(100, 8);
-    std::vector<PrefixTree<int, 4, PoolAllocator, NoRetention>::Sequence> live;
+    std::vector<PrefixTree<int, 4, PoolAllocator, test::NoRetention>::Sequence> live;
     live.push_back(tree.insert(prompt));
-    AdmissionQueue<PrefixTree<int, 4, PoolAllocator, NoRetention>> waiting(most);
+    AdmissionQueue<PrefixTree<int, 4, PoolAllocator, test::NoRetention>> waiting(most);
     waiting.push({other});
     for (int i = 0; i < 8; ++i) waiting.push({prompt});
     std::size_t before = 0;
@@ -288,7 +290,7 @@ TEST_CASE(
 }
 
 TEST_CASE("tokens of a request that was ranked are not looked at again while nothing changes") {
-  PrefixTree<CountedToken, 4, PoolAllocator, Lru> tree;
+  PrefixTree<CountedToken, 4> tree;
   std::vector<CountedToken> prompt(40);
   auto s = tree.insert(prompt);
   for (int i = 1; i < 5; ++i) prompt.push_back({i});  // which the tree does not have
@@ -304,7 +306,7 @@ TEST_CASE("tokens of a request that was ranked are not looked at again while not
 }
 
 TEST_CASE("no request is overtaken more often than was said") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   for (const std::size_t most : {std::size_t{0}, std::size_t{1}, std::size_t{5}}) {
     CAPTURE(most);
     Prompts prompts(most + 3);
@@ -346,7 +348,7 @@ TEST_CASE("no request is overtaken more often than was said") {
 }
 
 TEST_CASE("the request that shares most with what runs goes first, of equals the oldest") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree(PoolAllocator{.max_chunks = 40});
   {
     auto cached = tree.insert(iota(50, 20));
@@ -368,7 +370,7 @@ TEST_CASE("the request that shares most with what runs goes first, of equals the
 }
 
 TEST_CASE("admission keeps the headroom, and what does not fit waits on") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
   Tree tree(PoolAllocator{.max_chunks = 10});
   AdmissionQueue<Tree> waiting;
   const auto large = iota(0, 30), small = iota(40, 4);
@@ -387,7 +389,7 @@ TEST_CASE("admission keeps the headroom, and what does not fit waits on") {
 }
 
 TEST_CASE("mistakes in using a queue") {
-  AdmissionQueue<PrefixTree<int, 4, PoolAllocator, NoRetention>> waiting;
+  AdmissionQueue<PrefixTree<int, 4, PoolAllocator, test::NoRetention>> waiting;
   CHECK(refused([&] { waiting.push({}); }) == "prompt.size() = 0: expected at least one token");
   CHECK(waiting.empty());
   const auto prompt = iota(0, 4);

@@ -294,7 +294,7 @@ TEST_CASE("the last of the cache is pinned, and goes when live sequences need it
   check_invariants(tree);
 }
 
-TEST_CASE("watermarks and time are as under Lru") {
+TEST_CASE("watermarks and time are as of other policies") {
   LeastOftenUsed policy;
   policy.high_watermark = 3;
   policy.low_watermark = 2;

@@ -20,7 +20,7 @@ using namespace chunkattn;
 namespace {
 
 struct PinnedPrompts {
-  using Tree = PrefixTree<int, 16, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 16>;
 
   Tree tree;
   WindowedLayers<Tree> layers;

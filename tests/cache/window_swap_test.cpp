@@ -39,7 +39,7 @@ std::size_t to_size(std::int64_t n) {
   return static_cast<std::size_t>(n);
 }
 
-using Tree16 = PrefixTree<int, 16, PoolAllocator, Lru>;
+using Tree16 = PrefixTree<int, 16>;
 using Floats = Travellers<Tree16, float>;
 
 /// Pushes all that is cached out of both pools.

@@ -4,7 +4,7 @@
 struct Forever {};
 
 #ifdef CHUNKATTN_CONTROL
-chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, chunkattn::Lru> tree;
+chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, chunkattn::RetentionOptions> tree;
 #else
 chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, Forever> tree;
 #endif

@@ -18,6 +18,7 @@
 #include "support/level_plan.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
+#include "tests/support/retention.hpp"
 
 namespace {
 
@@ -259,7 +260,7 @@ TEST_CASE("variants agree with their definitions") {
 TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   constexpr int head_dim = 128, kv_heads = 2, qo_heads = 8, sequences = 6;
   test::Random random(103);
-  chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, chunkattn::NoRetention> tree;
+  chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, test::NoRetention> tree;
   chunkattn::KvCache<Cuda, Half> cache(64, {1, kv_heads, head_dim}, 256);
   CudaOptions::Limits limits;
   limits.max_rows = 512;
@@ -278,7 +279,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   refill(q);
   refill(k);
   refill(v);
-  using Tree = chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, chunkattn::NoRetention>;
+  using Tree = chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, test::NoRetention>;
   chunkattn::AttentionPlan plan;
   std::vector<Tree::Sequence> live;
   const auto layer = cache.layer(0);

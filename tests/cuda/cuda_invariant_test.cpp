@@ -245,7 +245,7 @@ namespace {
 
 using simt::DeviceArray, simt::head_dim, simt::kv_heads, simt::qo_heads;
 template <int ChunkSize>
-using TreeOf = PrefixTree<int, ChunkSize, PoolAllocator, Lru>;
+using TreeOf = PrefixTree<int, ChunkSize>;
 using Attention = ChunkAttention<Cuda, head_dim>;
 
 /// K, V or Q of a token as a model would compute it: a function of the tokens up to it.

@@ -24,6 +24,7 @@
 #include "tests/support/pages.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -32,7 +33,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 using Kind = CacheEvent::Kind;
 using Sharing = TreeOptions::Sharing;
 
@@ -390,7 +391,7 @@ TEST_CASE("an event that there is no memory for changes nothing") {
 TEST_CASE("spans end before positions do") {
   constexpr std::size_t size = (std::size_t{1} << 30) + 1;
   const test::Pages zeros(size, /*writable=*/false);
-  CacheMirror<PrefixTree<std::uint8_t, 4, PoolAllocator, NoRetention>> mirror;
+  CacheMirror<PrefixTree<std::uint8_t, 4, PoolAllocator, test::NoRetention>> mirror;
   const CacheEvent event{
       .kind = Kind::stored, .number = 1, .span = 1, .length = static_cast<std::int32_t>(size)};
   CHECK(refused([&] {

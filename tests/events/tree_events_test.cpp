@@ -24,7 +24,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 using Kind = CacheEvent::Kind;
 using Applied = CacheMirror<Tree>::Applied;
 

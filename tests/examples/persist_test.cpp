@@ -24,7 +24,7 @@ using test::Random;
 
 namespace {
 
-using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 8>;
 using Prompts = std::vector<persist::CachedPrompt<int>>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 2, .head_dim = 8};
 
@@ -111,7 +111,7 @@ std::size_t save_some(const std::string& path, const Prompts& prompts) {
 template <class T = float, int ChunkSize = 8>
 std::string refusal(const std::string& path, const std::string& tag = "m",
                     KvCacheOptions options = geometry) {
-  PrefixTree<int, ChunkSize, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 1000});
+  PrefixTree<int, ChunkSize> tree(PoolAllocator{.max_chunks = 1000});
   KvCache<Cpu, T> cache(tree, options);
   std::string message;
   try {
@@ -131,7 +131,7 @@ TEST_CASE("what was saved is a hit after loading, bit for bit, also with other c
     const TemporaryFile file("round_trip");
     const Prompts prompts = random_prompts(random, random.uniform(1, 12));
     const std::size_t saved = save_some(file.path, prompts);
-    PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 1000});
+    PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 1000});
     KvCache<Cpu, float> cache(tree, geometry);
     CHECK(persist::load(file.path, tree, cache, "m") == saved);
     CHECK(persist::load(file.path, tree, cache, "m") == 0);  // all there already

@@ -10,6 +10,7 @@
 #include <exception>
 
 #include "tests/support/engine_sim_run.hpp"
+#include "tests/support/retention.hpp"
 
 namespace {
 
@@ -71,10 +72,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   switch (flags >> 5 & 3) {
     case 0:
-      run<chunkattn::NoRetention>(choices, o);
+      run<test::NoRetention>(choices, o);
       break;
     case 1:
-      run<chunkattn::Priority>(choices, o);
+      run<test::ByPriority>(choices, o);
       break;
     default:
       run<chunkattn::CachePolicy>(choices, o);

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "tests/support/engine_sim_configs.hpp"
+#include "tests/support/retention.hpp"
 
 namespace {
 
@@ -27,17 +28,14 @@ struct Kind {
 
 template <class Retention, int ChunkSize>
 constexpr Kind kind(const char* name, bool by_priority = false) {
-  return {name, ChunkSize, Retention::retains, &test::run_sim<Retention, ChunkSize>, by_priority};
+  return {name, ChunkSize, Retention{}.retains, &test::run_sim<Retention, ChunkSize>, by_priority};
 }
-using chunkattn::CachePolicy, chunkattn::Lru, chunkattn::NoRetention, test::TenantPolicy;
+using chunkattn::CachePolicy, chunkattn::RetentionOptions, test::NoRetention, test::TenantPolicy;
 constexpr Kind kinds[] = {
-    kind<NoRetention, 4>("NoRetention, 4"),
-    kind<Lru, 4>("Lru, 4"),
-    kind<TenantPolicy, 4>("Priority, 4", true),
-    kind<NoRetention, 1>("NoRetention, 1"),
-    kind<TenantPolicy, 2>("Priority, 2", true),
-    kind<CachePolicy, 16>("CachePolicy, 16"),
-    kind<Lru, 64>("Lru, 64"),
+    kind<NoRetention, 4>("no retention, 4"),    kind<RetentionOptions, 4>("LRU, 4"),
+    kind<TenantPolicy, 4>("priority, 4", true), kind<NoRetention, 1>("no retention, 1"),
+    kind<TenantPolicy, 2>("priority, 2", true), kind<CachePolicy, 16>("CachePolicy, 16"),
+    kind<RetentionOptions, 64>("LRU, 64"),
 };
 
 std::uint64_t number(const char* text) {

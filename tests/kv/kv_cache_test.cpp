@@ -19,12 +19,13 @@
 #include "support/attention_case.hpp"
 #include "support/counted_slabs.hpp"
 #include "support/refused.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 using test::Random;
 
 // Not under the classes themselves, where every program would pay for instantiating them.
-static_assert(PlacedSequence<PrefixTree<int, 64, PoolAllocator, NoRetention>::Sequence>);
+static_assert(PlacedSequence<PrefixTree<int, 64, PoolAllocator, test::NoRetention>::Sequence>);
 static_assert(KvProvider<KvCache<Cpu, float>>);
 
 namespace {
@@ -106,7 +107,7 @@ TEST_CASE("growth through many slabs: their table grows too") {
 }
 
 TEST_CASE("a cache follows its tree") {
-  PrefixTree<int, 16, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 16, PoolAllocator, test::NoRetention> tree;
   KvCache<Cpu, float> cache(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
   std::vector<int> prompt(1000);
   for (int i = 0; i < 1000; ++i) prompt[static_cast<std::size_t>(i)] = i;

@@ -18,12 +18,13 @@
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "support/refused.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 
 namespace {
 
-using Tree = PrefixTree<int, 16, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 16, PoolAllocator, test::NoRetention>;
 
 // Every row of heads(first, count) is that of the whole view, some heads further on.
 template <class T>

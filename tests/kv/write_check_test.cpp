@@ -23,7 +23,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 constexpr int num_layers = 3, heads = 4, dim = 8;
 
 KvCacheOptions checked() {

@@ -174,7 +174,7 @@ EXPLAINED = [
     dict(header="*kv_cache.hpp", original="slab_shift_ < 16 &&", becomes="slab_shift_ <= 16", reason=CHOICE + ": how much memory is taken at once"),
     dict(header="*debug/reference.hpp", original="0x7fffffffffffffffu) > 0x7ff0000000000000u", becomes="(0x7ff0000000000000u + 1)",
          reason="one NaN of 2^53 differs, which no arithmetic makes"),
-    dict(header="*tree_options.hpp", original="level(int) const noexcept { return 0; }", becomes="(0 - 1)", reason=CHOICE + ": there is but one level"),
+    dict(header="*tree_options.hpp", original="return by_priority ? priority : 0;", becomes="(0 - 1)", reason=CHOICE + ": there is but one level"),
 
     _cpu("byte_unit", "line < lines; line += width", "line <= lines", PADDED),
     _cpu("int16_unit", "line < lines; line += width", "line <= lines", PADDED),

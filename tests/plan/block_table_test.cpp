@@ -16,7 +16,7 @@
 #include "support/steps.hpp"
 
 using namespace chunkattn;
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 
 TEST_CASE("a small table, written out") {
   Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});

@@ -591,7 +591,7 @@ TEST_CASE("sequences of which each is a prefix of the next") {
 }
 
 TEST_CASE("a tree's own block table gives the segments of its own plan") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
   std::vector<Tree::Sequence> sequences;
   for (int i = 0; i < 6; ++i) {

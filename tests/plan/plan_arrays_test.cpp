@@ -14,6 +14,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -79,7 +80,7 @@ Seen seen(const PlanView& view) {
 TEST_CASE("tails that outgrow their room in the piece array several times") {
   for (const int sequences : {1, 3}) {
     CAPTURE(sequences);
-    PrefixTree<int, 8, PoolAllocator, NoRetention>
+    PrefixTree<int, 8, PoolAllocator, test::NoRetention>
         tree;  // room for 128 pieces, then for 384, for 896, ...
     AttentionPlan kept;
     std::vector<decltype(tree)::Sequence> batch;
@@ -114,7 +115,7 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
 TEST_CASE("the versions of segments and pieces change whenever these do") {
   test::Random random(1);
   for (int round = 0; round < test::scaled(30); ++round) {
-    PrefixTree<int, 4, PoolAllocator, Lru> tree;
+    PrefixTree<int, 4> tree;
     AttentionPlan plan;
     std::vector<decltype(tree)::Sequence> batch;
     std::map<std::pair<std::uint64_t, std::uint64_t>, Seen> all;
@@ -162,7 +163,7 @@ TEST_CASE("the versions of segments and pieces change whenever these do") {
 }
 
 TEST_CASE("a version of segments is of one plan of the process only") {
-  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
   auto s = tree.insert(std::vector<int>{1, 2, 3});
   auto step = tree.begin_step();
   REQUIRE(step.add(s));

@@ -16,13 +16,14 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "support/steps.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 
 namespace {
 
 constexpr int chunk_size = 4;
-using Tree = PrefixTree<int, chunk_size, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, chunk_size, PoolAllocator, test::NoRetention>;
 using Context = std::tuple<std::string, int, int>;
 
 /// So many chunks of tokens, less the last two: the first is the prefill's output, which the next

@@ -15,12 +15,13 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 
 namespace {
 
-using Tree = PrefixTree<std::int32_t, 64, FixedAllocator, NoRetention>;
+using Tree = PrefixTree<std::int32_t, 64, FixedAllocator, test::NoRetention>;
 
 std::vector<std::int32_t> prompt_of(std::size_t shared, std::size_t own, int who) {
   std::vector<std::int32_t> tokens(shared + own, 1);
@@ -73,7 +74,7 @@ TEST_CASE("640 decode steps with random chunk phases: no allocation, one version
 }
 
 TEST_CASE("chunks of one token: a piece for each, and none beyond the sequence") {
-  using Narrow = PrefixTree<std::int32_t, 1, FixedAllocator, NoRetention>;
+  using Narrow = PrefixTree<std::int32_t, 1, FixedAllocator, test::NoRetention>;
   Narrow tree(FixedAllocator(200));
   AttentionPlan plan;
   std::vector<Narrow::Sequence> batch;
@@ -167,7 +168,7 @@ TEST_CASE("a plan that is rebuilt holds no more than a fresh one") {
 
 TEST_CASE(
     "a sequence that reads what another writes comes after it, and each position is written once") {
-  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
@@ -209,7 +210,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a row that another writes, or that is written, writes nowhere") {
-  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
@@ -230,7 +231,7 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
 }
 
 TEST_CASE("what a successor computes a second time it does not write a second time") {
-  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6, 7, 8};
   auto a = tree.insert(prompt);
@@ -252,7 +253,7 @@ TEST_CASE("what a successor computes a second time it does not write a second ti
 TEST_CASE("a plan that outlives its tree is not taken for one of the next tree at its address") {
   AttentionPlan plan;
   for (int round = 0; round < 3; ++round) {
-    PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+    PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
     auto s = tree.insert(std::vector<int>{1, 2, 3, 4, 5 + round});
     auto step = tree.begin_step();
     CHECK(step.add(s));

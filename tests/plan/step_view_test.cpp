@@ -13,6 +13,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/refused.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -20,7 +21,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
 using Tokens = std::vector<int>;
 using Parents = std::vector<std::int32_t>;
 

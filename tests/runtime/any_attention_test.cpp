@@ -20,13 +20,14 @@
 #include "chunkattn/transfer/transfer.hpp"
 #include "support/random.hpp"
 #include "support/steps.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 16, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 16, PoolAllocator, test::NoRetention>;
 constexpr int num_kv_heads = 2, num_qo_heads = 4;
 
 /// A variant of a user's.

@@ -52,8 +52,9 @@ Setup random_setup(test::Random& random, int chunk_size) {
     s.options.sharing = TreeOptions::Sharing::chunk;
   }
   if (random.chance(0.3)) s.options.min_run = s.config.min_run = random.uniform(1, chunk_size);
-  s.config.policy = random.uniform(CHUNKATTN_LRU, CHUNKATTN_NO_RETENTION);
-  s.policy.by_priority = s.config.policy == CHUNKATTN_PRIORITY;
+  s.config.no_retention = random.chance(0.3);
+  s.policy.retains = s.config.no_retention == 0;
+  s.policy.by_priority = s.config.by_priority = random.chance(0.3);
   if (random.chance(0.3)) {
     s.config.high_watermark = random.uniform(1, 30);
     s.policy.high_watermark = static_cast<std::size_t>(s.config.high_watermark);
@@ -62,8 +63,6 @@ Setup random_setup(test::Random& random, int chunk_size) {
       s.policy.low_watermark = static_cast<std::size_t>(s.config.low_watermark);
     }
   }
-  if (s.config.policy == CHUNKATTN_NO_RETENTION)
-    s.policy.high_watermark = s.policy.low_watermark = 0;
   s.config.max_pinned = random.uniform(0, 8);
   s.policy.max_pinned = static_cast<std::size_t>(s.config.max_pinned);
   s.config.fair = s.policy.fair = random.chance(0.3);
@@ -595,7 +594,8 @@ void run_twins(std::uint64_t stream) {
   test::Random random(stream);
   for (int i = 0; i < test::scaled(20); ++i) {
     const Setup setup = random_setup(random, ChunkSize);
-    CAPTURE(setup.config.policy);
+    CAPTURE(setup.config.no_retention);
+    CAPTURE(setup.config.by_priority);
     CAPTURE(setup.config.sharing);
     Twins<ChunkSize>(random, setup).run(150);
   }
@@ -616,10 +616,10 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
                                    .max_chunks = 4,
                                    .sharing = 0,
                                    .min_run = 0,
-                                   .policy = 0,
+                                   .no_retention = 0,
+                                   .by_priority = 0,
                                    .learns = 0,
                                    .fair = 0,
-                                   .reserved = 0,
                                    .high_watermark = 0,
                                    .low_watermark = 0,
                                    .max_pinned = 0,
@@ -646,25 +646,21 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
                  "config->min_run = 17: expected 0 to chunk_size, 16");
   refuses_config([](Config& c) { c.min_run = -1; },
                  "config->min_run = -1: expected 0 to chunk_size, 16");
-  refuses_config([](Config& c) { c.policy = 3; },
-                 "config->policy = 3: expected CHUNKATTN_LRU = 0, CHUNKATTN_PRIORITY = 1 or "
-                 "CHUNKATTN_NO_RETENTION = 2");
   refuses_config([](Config& c) { c.high_watermark = -1; },
                  "config->high_watermark = -1: expected a count of chunks");
   refuses_config([](Config& c) { c.low_watermark = -1; },
                  "config->low_watermark = -1: expected a count of chunks");
   refuses_config([](Config& c) { c.low_watermark = 3, c.high_watermark = 2; },
-                 "config->low_watermark = 3: expected at most high_watermark, 2");
+                 "low_watermark = 3: expected at most high_watermark, 2");
   refuses_config([](Config& c) { c.low_watermark = 3; },
-                 "config->low_watermark = 3: expected at most high_watermark, 0");
+                 "low_watermark = 3: expected none without high_watermark");
   refuses_config([](Config& c) { c.max_pinned = -1; },
                  "config->max_pinned = -1: expected a count of chunks");
   refuses_config([](Config& c) { c.ttl = std::int64_t{1} << 32; },
                  "config->ttl = 4294967296: expected 1 to 2^32 - 1, or 0 for none");
   refuses_config([](Config& c) { c.ttl = -1; },
                  "config->ttl = -1: expected 1 to 2^32 - 1, or 0 for none");
-  refuses_config([](Config& c) { c.ttl = 5, c.learns = 1; },
-                 "config->ttl = 5: expected 0 for a policy that learns");
+  refuses_config([](Config& c) { c.ttl = 5, c.learns = 1; }, "ttl = 5: expected 0 with learns");
   CHECK(chunkattn_tree_create(nullptr) == nullptr);
   CHECK(chunkattn_error() == std::string("config = null: expected not null"));
 

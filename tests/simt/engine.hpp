@@ -18,6 +18,7 @@
 #include "support/random_plan.hpp"
 // After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
 #include "chunkattn/cuda.cuh"
+#include "tests/support/retention.hpp"
 
 namespace simt {
 
@@ -27,7 +28,7 @@ using chunkattn::Cuda;
 using chunkattn::CudaOptions;
 using chunkattn::half;
 using chunkattn::KvCache;
-using Tree = chunkattn::PrefixTree<int, 16, chunkattn::PoolAllocator, chunkattn::NoRetention>;
+using Tree = chunkattn::PrefixTree<int, 16, chunkattn::PoolAllocator, test::NoRetention>;
 
 inline constexpr int head_dim = 16;
 inline constexpr int kv_heads = 2;

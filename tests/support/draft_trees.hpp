@@ -17,6 +17,7 @@
 #include "chunkattn/chunkattn.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "parents.hpp"
+#include "tests/support/retention.hpp"
 
 namespace test {
 
@@ -88,7 +89,7 @@ struct ApartCase {
 };
 
 /// A tree, its K/V, and steps whose rows are known.
-template <class T, int HeadDim, int ChunkSize, class Retention = chunkattn::NoRetention>
+template <class T, int HeadDim, int ChunkSize, class Retention = test::NoRetention>
 class DraftEngine {
  public:
   using Tree = chunkattn::PrefixTree<int, ChunkSize, chunkattn::PoolAllocator, Retention>;

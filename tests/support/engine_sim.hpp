@@ -76,7 +76,7 @@ struct TenantTable {
   /// The prompt has joined for which the tree asked.
   void joined(std::uint64_t tenant) noexcept { granted[tenant] = last[tenant]; }
 };
-/// Lru or Priority, by its numbers, with a weight and a quota for each of the tenants.
+/// By age or by priority, with a weight and a quota for each of the tenants.
 struct TenantPolicy : chunkattn::CachePolicy {
   TenantTable* table = nullptr;
   [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
@@ -89,7 +89,7 @@ struct TenantPolicy : chunkattn::CachePolicy {
 
 struct SimOptions {
   TreeOptions tree{};
-  chunkattn::detail::RetentionRules retention{};
+  chunkattn::RetentionOptions retention{};
   std::size_t max_checkpoints = 0;  // 0: the tree has none
   std::int32_t max_checkpoints_per_path = 8;
   bool learns = false;
@@ -110,12 +110,12 @@ struct SimOptions {
     policy.high_watermark = retention.high_watermark;
     policy.low_watermark = retention.low_watermark;
     policy.max_pinned = retention.max_pinned;
-    if constexpr (requires { policy.learns; }) policy.learns = learns;
-    if constexpr (requires { policy.fair; }) policy.fair = fair;
-    if constexpr (requires { policy.by_priority; }) policy.by_priority = by_priority;
-    if constexpr (requires { policy.ttl; }) {
-      if (!learns) policy.ttl = ttl;
+    if constexpr (std::is_base_of_v<chunkattn::CachePolicy, Retention>) {
+      policy.learns = learns;
+      policy.fair = fair;
+      policy.by_priority = by_priority;
     }
+    if (!policy.learns) policy.ttl = ttl;
     return policy;
   }
 };

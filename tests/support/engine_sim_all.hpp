@@ -23,7 +23,7 @@ struct SimTotals {
 template <class Retention, int ChunkSize>
 void run_all(SimTotals& totals, const char* policy, int per_config, bool by_priority = false) {
   for (const SimConfig& config : sim_configs(ChunkSize, by_priority)) {
-    if (config.for_caches && !Retention::retains) continue;
+    if (config.for_caches && !Retention{}.retains) continue;
     const int ops = scaled(per_config);
     for (int left = ops; left > 0; left -= sim_round) {
       const int now = left < sim_round ? left : sim_round;

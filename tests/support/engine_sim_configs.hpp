@@ -41,7 +41,7 @@ inline std::vector<SimConfig> sim_configs(int chunk_size, bool by_priority = fal
                                (min_run ? std::to_string(*min_run) : "unset");
       o.retention.high_watermark = max_pool_chunks;
       all.push_back({rule + ", no limit", o});
-      o.retention.high_watermark = chunkattn::detail::RetentionRules{}.high_watermark;
+      o.retention.high_watermark = chunkattn::RetentionOptions::no_watermark;
       SimOptions few = o;  // few sequences that meet often
       few.retention.max_pinned = 3;
       few.max_checkpoints = 9;

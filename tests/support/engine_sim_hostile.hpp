@@ -158,7 +158,7 @@ class HostileWire {
     CacheEvent event;
     std::vector<Token> tokens;
   };
-  using Other = PrefixTree<Token, Tree::chunk_size, PoolAllocator, Lru>;
+  using Other = PrefixTree<Token, Tree::chunk_size>;
 
   static void expect(bool ok, const char* what) {
     if (!ok) throw std::logic_error(what);

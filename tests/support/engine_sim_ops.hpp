@@ -305,7 +305,7 @@ class EngineSimOps : public EngineSimValues<Retention, ChunkSize> {
     expect(all <= joining.known, "a match lies within the prompt");
     expect(all >= longest, "what a live sequence has is found");
     expect(found.cached >= written, "what a live sequence has written is found written");
-    if (!Retention::retains && tree_->stats().leaving_sequences == 0)
+    if (!Retention{}.retains && tree_->stats().leaving_sequences == 0)
       expect(all <= any, "nothing is found that is not there");
   }
 
@@ -369,7 +369,7 @@ class EngineSimOps : public EngineSimValues<Retention, ChunkSize> {
 
   /// What an unbounded cache must still have.
   void remember(const Live& live) {
-    if (!Retention::retains || options_.budget != max_pool_chunks ||
+    if (!Retention{}.retains || options_.budget != max_pool_chunks ||
         options_.retention.high_watermark != max_pool_chunks || live.weights != this->weights_)
       return;
     for (std::size_t p = 0; p < live.findable && live.done[p]; ++p)

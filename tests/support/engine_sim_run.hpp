@@ -79,7 +79,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
       expect(stats.leaving_sequences == 0, "nobody waits");
       expect(stats.used_chunks == stats.retained_chunks, "only cache is left");
     }
-    expect(Retention::retains || stats.used_chunks == 0, "without retention nothing is left");
+    expect(Retention{}.retains || stats.used_chunks == 0, "without retention nothing is left");
     tree_->clear();
     check_invariants(*tree_);
     this->check_states();

@@ -21,7 +21,7 @@ namespace test::tier_bench {
 using namespace chunkattn;
 
 inline constexpr int chunk = 8;
-using Tree = PrefixTree<int, chunk, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, chunk>;
 inline constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 2, .head_dim = 8};
 
 /// K/V of a token depends on all before it and on whose it is, as a model's does.

@@ -154,7 +154,7 @@ class WindowEngine {
   static constexpr int dim = WindowModel::head_dim, heads = WindowModel::num_qo_heads;
 
  public:
-  using Tree = chunkattn::PrefixTree<int, ChunkSize, chunkattn::PoolAllocator, chunkattn::Lru>;
+  using Tree = chunkattn::PrefixTree<int, ChunkSize>;
   using Sequence = typename Tree::Sequence;
   using Layers = chunkattn::WindowedLayers<Tree>;
   using Tiers = chunkattn::Tiers<Tree, chunkattn::KvCache<chunkattn::Cpu, float>>;
@@ -312,8 +312,8 @@ class WindowEngine {
   }
 
   static std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
-  [[nodiscard]] static chunkattn::Lru policy() {
-    chunkattn::Lru policy;
+  [[nodiscard]] static chunkattn::RetentionOptions policy() {
+    chunkattn::RetentionOptions policy;
     policy.max_pinned = 8;
     return policy;
   }

@@ -29,7 +29,7 @@ using test::tier_folder::Folder;
 
 namespace {
 
-using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 8>;
 const std::string stored_by_0_3_0 = CHUNKATTN_SOURCE_DIR "/tests/tiers/stored_by_0.3.0";
 // Three blocks of 4 tokens, two of them public.
 const InsertOptions how{.name_space = {.tenant = 7}, .public_length = 9};

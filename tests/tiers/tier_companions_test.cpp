@@ -26,7 +26,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 16, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 16>;
 using Model = test::travellers::Travellers<Tree, float>;
 using TreeTiers = Tiers<Tree, Model::Cache>;
 using Tokens = std::vector<int>;

@@ -36,7 +36,7 @@ using test::tier_folder::never;
 namespace {
 
 constexpr int chunk = 8;
-using Tree = PrefixTree<int, chunk, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, chunk>;
 using Cache = KvCache<Cpu, float>;
 using TreeTiers = Tiers<Tree, Cache>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};

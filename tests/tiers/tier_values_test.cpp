@@ -24,7 +24,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 16, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 16>;
 using Column = Annotations<Tree, std::uint64_t>;
 using Tokens = std::vector<int>;
 

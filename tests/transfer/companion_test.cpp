@@ -18,6 +18,7 @@
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -26,7 +27,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 8, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 8, PoolAllocator, test::NoRetention>;
 using Sequence = Tree::Sequence;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};

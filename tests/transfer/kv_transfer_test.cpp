@@ -15,14 +15,15 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "support/random.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 using test::Random;
 
 namespace {
 
-using Tree = PrefixTree<int, 8, PoolAllocator, NoRetention>;
-using CachingTree = PrefixTree<int, 8, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 8, PoolAllocator, test::NoRetention>;
+using CachingTree = PrefixTree<int, 8>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 3, .head_dim = 16};
 
 /// The value of one element of the K/V of a path: a function of all tokens up to the position.
@@ -166,7 +167,8 @@ TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T,
   std::vector<std::byte> buffer(kv_bytes(cache, 41));
   gather_kv(sequence, range, cache, buffer);
 
-  PrefixTree<int, 16, PoolAllocator, NoRetention> other;  // another page size reads the same buffer
+  PrefixTree<int, 16, PoolAllocator, test::NoRetention>
+      other;  // another page size reads the same buffer
   KvCache<Cpu, T> other_cache(other, geometry);
   auto copy = other.insert(prompt);
   compute(copy, {0, 5}, other_cache);
@@ -193,7 +195,7 @@ TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's
     const int v_elements = v_in_k ? 0 : value_dim;  // apart from K
     const auto prompt = random_prompt(random, 41);
     Tree tree;
-    PrefixTree<int, 16, PoolAllocator, NoRetention> other;
+    PrefixTree<int, 16, PoolAllocator, test::NoRetention> other;
     KvCache<Cpu, T> cache(tree, uneven), other_cache(other, uneven);
     auto sequence = tree.insert(prompt);
     auto copy = other.insert(prompt);

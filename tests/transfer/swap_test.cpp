@@ -15,6 +15,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -23,7 +24,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 8, PoolAllocator, Priority>;
+using Tree = PrefixTree<int, 8, PoolAllocator, test::ByPriority>;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
 

@@ -14,6 +14,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -144,10 +145,10 @@ TEST_CASE_TEMPLATE("an allocator moves with what it has handed out", A, PoolAllo
 
 TEST_CASE_TEMPLATE("a tree over any allocator uses the whole budget and gives all back", A,
                    PoolAllocator, FixedAllocator, LowestFirstAllocator, TieredAllocator) {
-  PrefixTree<int, 4, A, NoRetention> tree(make<A>());
+  PrefixTree<int, 4, A, test::NoRetention> tree(make<A>());
   test::Random random(2);
   for (int round = 0; round < 20; ++round) {
-    std::vector<typename PrefixTree<int, 4, A, NoRetention>::Sequence> live;
+    std::vector<typename PrefixTree<int, 4, A, test::NoRetention>::Sequence> live;
     for (int id = 0;; ++id) {
       const std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 12)), id);
       const bool fits = tree.chunks_needed(prompt) <= tree.chunks_available();
@@ -218,7 +219,7 @@ struct ThrowingAllocator {
 
 TEST_CASE("an allocator that throws: the operation has not happened") {
   int countdown = -1;
-  using Tree = PrefixTree<int, 4, ThrowingAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 4, ThrowingAllocator, test::NoRetention>;
   Tree tree(ThrowingAllocator{.countdown = &countdown}, {.min_run = 4});
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});
   a.append(6);
@@ -303,7 +304,7 @@ struct LyingAllocator {
 }  // namespace
 
 TEST_CASE("an allocator that answers what is no free chunk is named, and nothing has changed") {
-  using Tree = PrefixTree<int, 4, LyingAllocator, Lru>;
+  using Tree = PrefixTree<int, 4, LyingAllocator>;
   LyingAllocator::Script script;
   script.freed.reserve(1000);
   Tree tree(LyingAllocator{.script = &script}, {.min_run = 4});

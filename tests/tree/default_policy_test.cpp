@@ -1,20 +1,26 @@
-// The default policy: what a tree without a policy keeps, and how a caller gets memory back.
+// The default policy: what a tree without a policy keeps, and how a caller gets memory back. Which
+// options are refused, and where.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "chunkattn/cache/policy.hpp"
+#include "chunkattn/cache/scored_policy.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
-using test::iota;
+using test::iota, test::refused;
 
 namespace {
 
@@ -53,7 +59,8 @@ TEST_CASE("chats in turn find what they have in common, in no more chunks than o
   CHECK(tree.stats().used_chunks == needed);
   CHECK(live_chunks(tree) == 0);
   check_invariants(tree);
-  static_assert(std::is_same_v<PrefixTree<int>, PrefixTree<int, 64, PoolAllocator, Lru>>);
+  static_assert(
+      std::is_same_v<PrefixTree<int>, PrefixTree<int, 64, PoolAllocator, RetentionOptions>>);
 }
 
 TEST_CASE("without a limit what is cached keeps to what live sequences have needed at once") {
@@ -81,8 +88,8 @@ TEST_CASE("without a limit what is cached keeps to what live sequences have need
 }
 
 TEST_CASE("a watermark, and a pool with a limit, keep what they say") {
-  PrefixTree<int, 4> all({}, {}, Lru{.high_watermark = max_pool_chunks});
-  PrefixTree<int, 4> some({}, {}, Lru{.high_watermark = 10});
+  PrefixTree<int, 4> all({}, {}, RetentionOptions{.high_watermark = max_pool_chunks});
+  PrefixTree<int, 4> some({}, {}, RetentionOptions{.high_watermark = 10});
   PrefixTree<int, 4> limited(PoolAllocator{.max_chunks = 30});
   for (int i = 0; i < 40; ++i) {
     const std::vector<int> prompt = iota(100 * i, 8);
@@ -95,8 +102,51 @@ TEST_CASE("a watermark, and a pool with a limit, keep what they say") {
   CHECK(limited.stats().retained_chunks == 30);
 }
 
+TEST_CASE("one type of tree keeps all, by age or by priority, or nothing, as its options say") {
+  const auto left_of = [](const RetentionOptions& options) {
+    PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 2}, {}, options);
+    for (const int priority : {2, 1, 0}) {
+      auto sequence = tree.insert(iota(100 * priority, 4), {.priority = priority});
+      test::load(sequence);
+    }
+    std::vector<int> left;
+    for (const int priority : {0, 1, 2})
+      if (tree.match_prefix(iota(100 * priority, 4)).cached > 0) left.push_back(priority);
+    check_invariants(tree);
+    return left;
+  };
+  CHECK(left_of({}) == std::vector{0, 1});
+  CHECK(left_of({.by_priority = true}) == std::vector{0, 2});
+  CHECK(left_of({.retains = false}).empty());
+  CHECK(left_of({.retains = false, .by_priority = true}).empty());
+}
+
+TEST_CASE("options that a tree cannot have are refused by name") {
+  const auto of_plain = [](const RetentionOptions& options) {
+    return refused([&] { PrefixTree<int, 4> bad({}, {}, options); });
+  };
+  struct Oldest : ScoredPolicy {
+    std::uint64_t score(const CachedLeaf& leaf) const noexcept { return leaf.last_use; }
+  };
+  const auto of_scored = [](const RetentionOptions& options) {
+    return refused([&] { PrefixTree<int, 4, PoolAllocator, Oldest> bad({}, {}, {{options}}); });
+  };
+  const std::string expected =
+      " = 1: expected false, or a tree with CachePolicy of chunkattn/cache/policy.hpp";
+  CHECK(of_plain({.learns = true}) == "learns" + expected);
+  CHECK(of_plain({.fair = true}) == "fair" + expected);
+  CHECK(of_scored({.learns = true}) == "learns" + expected);
+  CHECK(of_scored({.fair = true}) == "fair" + expected);
+  CHECK(of_plain({.low_watermark = 3}) ==
+        "low_watermark = 3: expected none without high_watermark");
+  CHECK(of_plain({.high_watermark = 3, .low_watermark = 4}) ==
+        "low_watermark = 4: expected at most high_watermark, 3");
+  CHECK(of_plain({.high_watermark = 3, .low_watermark = 3, .ttl = 1, .by_priority = true}) ==
+        "no error");
+}
+
 TEST_CASE("pins come beside what live sequences have needed") {
-  PrefixTree<int, 4> tree({}, {}, Lru{.max_pinned = 8});
+  PrefixTree<int, 4> tree({}, {}, RetentionOptions{.max_pinned = 8});
   (void)pass(tree, iota(0, 16));
   const auto pin = tree.pin(iota(0, 16));
   REQUIRE(pin.size() == 16);
@@ -141,7 +191,7 @@ TEST_CASE("trim() and clear() give chunks back after a spike") {
 }
 
 TEST_CASE("trim() leaves pins, and what they pin") {
-  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 20}, {}, Lru{.max_pinned = 8});
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 20}, {}, RetentionOptions{.max_pinned = 8});
   for (int i = 0; i < 5; ++i) (void)pass(tree, iota(100 * i, 8));
   const auto pin = tree.pin(iota(200, 8));
   CHECK(tree.trim(0) == 8);

@@ -14,6 +14,7 @@
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -21,7 +22,7 @@ using test::iota;
 using test::refused;
 
 TEST_CASE("what a copy was to write and did not is for its next writer, and no step has it") {
-  using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 8>;
   Tree tree(PoolAllocator{.max_chunks = 16}, {.min_run = 8});
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
@@ -59,7 +60,7 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
 }
 
 TEST_CASE("what several generated is merged up to the first token that differs, and no further") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree(PoolAllocator{.max_chunks = 16}, {.min_run = 1});
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
@@ -78,7 +79,7 @@ TEST_CASE("what several generated is merged up to the first token that differs, 
 }
 
 TEST_CASE("replicas whose sequences leave in another order hold the same tree") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
   const auto chunks_after = [](const std::vector<std::size_t>& order) {
     Tree tree;
     std::vector<Tree::Sequence> live;
@@ -99,7 +100,7 @@ TEST_CASE("replicas whose sequences leave in another order hold the same tree") 
 }
 
 TEST_CASE("outputs of a whole step, one of whose sequences has left with the next one in flight") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
   Tree tree;
   AttentionPlan plans[2];
   std::vector<Tree::Sequence> batch;
@@ -122,7 +123,7 @@ TEST_CASE("outputs of a whole step, one of whose sequences has left with the nex
 }
 
 TEST_CASE("tokens that another is still to write are not there to be merged with") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
+  using Tree = PrefixTree<int, 4, PoolAllocator, test::ByPriority>;
   Tree tree(PoolAllocator{.max_chunks = 5});
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
@@ -149,7 +150,7 @@ TEST_CASE("tokens that another is still to write are not there to be merged with
 }
 
 TEST_CASE("a copier that is late: both ends of a copy stay until the step that has it is done") {
-  using Tree = PrefixTree<int, 8, PoolAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 8, PoolAllocator, test::NoRetention>;
   Tree tree(PoolAllocator{.max_chunks = 64}, {.min_run = 8});
   AttentionPlan plan;
   auto source = tree.insert(iota(0, 10));
@@ -202,7 +203,7 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
 }
 
 TEST_CASE("a fork that leaves before its copy was made takes the copy back") {
-  using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 8>;
   for (const bool in_step : {false, true}) {
     Tree tree(PoolAllocator{.max_chunks = 8}, {.min_run = 8});
     AttentionPlan plan;
@@ -235,7 +236,7 @@ TEST_CASE("a fork that leaves before its copy was made takes the copy back") {
 }
 
 TEST_CASE("a fork that leaves before its copy was made leaves it to forks that share the rows") {
-  PrefixTree<int, 8, PoolAllocator, Lru> tree({}, {.min_run = 8});
+  PrefixTree<int, 8> tree({}, {.min_run = 8});
   AttentionPlan plan;
   auto source = tree.insert(iota(0, 9));
   source.append(iota(90, 3));
@@ -256,7 +257,7 @@ TEST_CASE("a fork that leaves before its copy was made leaves it to forks that s
 }
 
 TEST_CASE("a copy that a step in flight makes holds both ends when all have left") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree({}, {.min_run = 8});
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree({}, {.min_run = 8});
   AttentionPlan plan;
   auto source = tree.insert(iota(0, 9));
   source.append(iota(90, 3));
@@ -278,7 +279,7 @@ TEST_CASE("a copy that a step in flight makes holds both ends when all have left
 }
 
 TEST_CASE("a fork of a sequence that waits, and has nothing to compute, waits too") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   auto writer = tree.insert(iota(0, 16));
   auto waits = tree.insert(iota(0, 16), {.compute_last = false});
   CHECK(waits.num_uncomputed() == 0);
@@ -290,7 +291,7 @@ TEST_CASE("a fork of a sequence that waits, and has nothing to compute, waits to
 }
 
 TEST_CASE("where a writer leaves, the writer of what comes after it continues") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   auto a = tree.insert(iota(0, 8));
   auto b = tree.insert(iota(0, 12));
   auto c = tree.insert(iota(0, 4));
@@ -303,7 +304,7 @@ TEST_CASE("where a writer leaves, the writer of what comes after it continues") 
 }
 
 TEST_CASE("who has waited decodes like any other afterwards") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   auto a = tree.insert(iota(0, 12)), b = tree.insert(iota(0, 12));
   const auto& core = chunkattn::detail::TreeAccess::core(tree);
@@ -321,7 +322,7 @@ TEST_CASE("who has waited decodes like any other afterwards") {
 }
 
 TEST_CASE("after device_idle() steps overlap again") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   auto s = tree.insert(iota(0, 12));
   const auto submit = [&] {
@@ -339,7 +340,7 @@ TEST_CASE("after device_idle() steps overlap again") {
 }
 
 TEST_CASE("free slots after a tail that has gone are its parent's again") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   auto a = tree.insert(iota(0, 5)), b = tree.insert(iota(0, 5));
   a.append(7);
   CHECK(b.chunks_needed(3) == 1);
@@ -351,7 +352,7 @@ TEST_CASE("free slots after a tail that has gone are its parent's again") {
 }
 
 TEST_CASE("who is waited for is named, also after it has left a step in flight") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   auto a = tree.insert(iota(0, 5)), b = tree.insert(iota(0, 5));
   const SequenceId id = a.id();
@@ -364,7 +365,7 @@ TEST_CASE("who is waited for is named, also after it has left a step in flight")
 }
 
 TEST_CASE("a sequence waits for the step that has its discarded rows, not for any other") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   auto a = tree.insert(iota(0, 5)), b = tree.insert(iota(50, 5));
   const auto submit = [&](auto& s) {
@@ -385,7 +386,7 @@ TEST_CASE("a sequence waits for the step that has its discarded rows, not for an
 }
 
 TEST_CASE("rows of a step that is over are not those of the next one") {
-  PrefixTree<int, 8, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 8, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   auto s = tree.insert(iota(0, 5));
   const auto finish = [&] {
@@ -405,7 +406,7 @@ TEST_CASE("rows of a step that is over are not those of the next one") {
 }
 
 TEST_CASE("nothing is evicted for what cannot fit") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 6});
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 6});
   const std::vector<int> cached = iota(0, 8);
   tree.insert(cached).mark_loaded({0, 8});
   const auto live = tree.insert(iota(100, 8));
@@ -415,7 +416,7 @@ TEST_CASE("nothing is evicted for what cannot fit") {
 }
 
 TEST_CASE("a plan follows a tail whose chunk was given back and is now another's") {
-  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
   AttentionPlan plan;
   auto s = tree.insert(iota(0, 2)), other = tree.insert(iota(100, 4));
   s.append(7);

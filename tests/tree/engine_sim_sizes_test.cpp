@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "tests/support/engine_sim_all.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 
@@ -12,11 +13,11 @@ test::SimTotals totals;
 
 }  // namespace
 
-TEST_CASE("an engine on NoRetention, chunks of 16") {
-  test::run_all<NoRetention, 16>(totals, "NoRetention", 1200);
+TEST_CASE("an engine without retention, chunks of 16") {
+  test::run_all<test::NoRetention, 16>(totals, "no retention", 1200);
 }
 TEST_CASE("an engine whose tree has a level for each priority, chunks of 64") {
-  test::run_all<test::TenantPolicy, 64>(totals, "Priority", 600, true);
+  test::run_all<test::TenantPolicy, 64>(totals, "priority", 600, true);
 }
 
 TEST_CASE("report") {

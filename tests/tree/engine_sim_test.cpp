@@ -18,11 +18,11 @@ TEST_CASE("an engine whose tree has one level, chunks of 4") {
   test::run_all<test::TenantPolicy, 4>(totals, "one level", 1800);
 }
 TEST_CASE("an engine whose tree has a level for each priority, chunks of 4") {
-  test::run_all<test::TenantPolicy, 4>(totals, "Priority", 1200, true);
+  test::run_all<test::TenantPolicy, 4>(totals, "priority", 1200, true);
 }
 #if !defined(CHUNKATTN_TEST_ONE_POLICY)
-TEST_CASE("an engine on Lru, chunks of 1") {
-  test::run_all<Lru, 1>(totals, "Lru", 600);
+TEST_CASE("an engine on LRU, chunks of 1") {
+  test::run_all<RetentionOptions, 1>(totals, "LRU", 600);
 }
 #endif
 

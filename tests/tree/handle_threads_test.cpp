@@ -24,7 +24,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 
 /// Destroys it on another thread.
 template <class T>
@@ -37,7 +37,7 @@ void drop_elsewhere(T&& handle) {
 TEST_CASE("a sequence dropped by another thread leaves at the tree's next call") {
   for (const int call : {0, 1, 2, 3}) {
     CAPTURE(call);
-    Tree tree({}, {}, Lru{.max_pinned = 8});
+    Tree tree({}, {}, RetentionOptions{.max_pinned = 8});
     auto s = tree.insert(iota(0, 6));
     auto other = tree.insert(iota(50, 6));
     drop_elsewhere(std::move(s));
@@ -62,7 +62,7 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   // Whether `call`, given the tree, a sequence and an open step that has it, lets the one leave
   // that was dropped elsewhere before.
   const auto applies_drops = [](const auto& call) {
-    Tree tree({}, {}, Lru{.max_pinned = 8});
+    Tree tree({}, {}, RetentionOptions{.max_pinned = 8});
     auto dropped = tree.insert(iota(0, 6));
     auto kept = tree.insert(iota(50, 6));
     AttentionPlan plan;
@@ -128,7 +128,7 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
 }
 
 TEST_CASE("steps and pins dropped by another thread") {
-  Tree tree(PoolAllocator{.max_chunks = 8}, {}, Lru{.max_pinned = 8});
+  Tree tree(PoolAllocator{.max_chunks = 8}, {}, RetentionOptions{.max_pinned = 8});
   AttentionPlan plan;
   auto s = tree.insert(iota(0, 6));
   auto step = tree.begin_step();
@@ -228,7 +228,7 @@ TEST_CASE("a plan may end on another thread than the step that was built with it
 
 TEST_CASE("an engine on one thread, its clients hanging up on others") {
   test::Random random(1);
-  Tree tree(PoolAllocator{.max_chunks = 400}, {}, Lru{.max_pinned = 40});
+  Tree tree(PoolAllocator{.max_chunks = 400}, {}, RetentionOptions{.max_pinned = 40});
   AttentionPlan plan;
   std::mutex mutex;
   std::deque<std::pair<Tree::Sequence, Tree::Pin>> hung_up;  // given to the clients' threads

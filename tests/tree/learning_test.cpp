@@ -248,7 +248,7 @@ TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it 
     for (const std::size_t length : {std::size_t{4}, size, std::size_t{28}}) {
       CAPTURE(above);
       CAPTURE(length);
-      Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{.learns = true});
+      Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{{.learns = true}});
       const auto& topology = TreeAccess::core(tree).topology;
       const auto node = [&](const typename Tree::Sequence& s, std::size_t position) {
         NodeIndex n = TreeAccess::core(tree).sequences[TreeAccess::index(s)].tail;
@@ -282,7 +282,7 @@ TEST_CASE("nothing is allocated for what comes again, however many pieces it wen
     std::uint64_t allocations = 0, num_splits = 0;
     for (std::size_t before = 0; before < 40; ++before) {  // whatever room there is for nodes
       PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 200}, {},
-                                                          CachePolicy{.learns = true});
+                                                          CachePolicy{{.learns = true}});
       std::vector<decltype(tree)::Sequence> others;
       for (const std::size_t end : {4, 4, 4, 4, 4, 8, 8, 12}) pass(tree, iota(0, end));
       tree.trim(0);
@@ -308,7 +308,7 @@ TEST_CASE_TEMPLATE("tokens have a key where four stand together on both sides", 
   using chunkattn::detail::GhostKey;
   using Store = chunkattn::detail::TokenStore<int, Size::value>;
   PrefixTree<int, Size::value, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 100},
-                                                                {}, CachePolicy{.learns = true});
+                                                                {}, CachePolicy{{.learns = true}});
   const auto& core = TreeAccess::core(tree);
   std::vector<std::vector<int>> prompts{iota(0, 21), iota(0, 35), iota(0, 13), iota(0, 2),
                                         iota(0, 1)};
@@ -350,7 +350,7 @@ TEST_CASE_TEMPLATE("tokens have a key where four stand together on both sides", 
 
 TEST_CASE("what is pinned goes where nothing else is left, whatever was learnt") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
-  Tree tree(PoolAllocator{.max_chunks = 2}, {}, CachePolicy{.max_pinned = 2, .learns = true});
+  Tree tree(PoolAllocator{.max_chunks = 2}, {}, CachePolicy{{.max_pinned = 2, .learns = true}});
   pass(tree, iota(0, 8));
   const auto pin = tree.pin(iota(0, 8));
   REQUIRE(pin.size() == 8);
@@ -363,7 +363,7 @@ TEST_CASE("what is new is expected to be used again as late as its parent") {
   // The last two: an age of 2 chunks is a tenth of the 20 in use, and less than a tenth of 21.
   for (const auto& [before, others, gap] :
        {std::tuple{20, 0, 1}, {20, 4, 2}, {20, 10, 3}, {17, 2, 2}, {18, 2, 1}}) {
-    Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{.learns = true});
+    Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{{.learns = true}});
     const auto& topology = TreeAccess::core(tree).topology;
     for (int i = 0; i < before; ++i) pass(tree, iota(1000 + 10 * i, 4));
     pass(tree, iota(0, 4));
@@ -385,7 +385,7 @@ TEST_CASE("prompts that come again outlast a flood of those that do not") {
   using Tree = PrefixTree<int, 16, PoolAllocator, CachePolicy>;
   const auto found = [](bool learns) {
     test::Random random(3);
-    Tree tree(PoolAllocator{.max_chunks = 400}, {}, CachePolicy{.learns = learns});
+    Tree tree(PoolAllocator{.max_chunks = 400}, {}, CachePolicy{{.learns = learns}});
     std::size_t cached = 0;
     for (int i = 0; i < 6000; ++i) {
       const bool again = i % 8 == 0;
@@ -403,7 +403,7 @@ TEST_CASE("prompts that come again outlast a flood of those that do not") {
 
 TEST_CASE("a parent may go as soon as its children are gone") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
-  Tree tree({}, {}, CachePolicy{.high_watermark = 3, .low_watermark = 2, .learns = true});
+  Tree tree({}, {}, CachePolicy{{.high_watermark = 3, .low_watermark = 2, .learns = true}});
   pass(tree, iota(0, 8));
   pass(tree, iota(0, 4));                                // a part, used again: of another group
   for (int i = 0; i < 3; ++i) pass(tree, iota(100, 4));  // younger, and of a third one
@@ -415,7 +415,7 @@ TEST_CASE("a parent may go as soon as its children are gone") {
 
 TEST_CASE("eviction does not continue with what was pinned meanwhile") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
-  Tree tree(PoolAllocator{.max_chunks = 4}, {}, CachePolicy{.max_pinned = 4, .learns = true});
+  Tree tree(PoolAllocator{.max_chunks = 4}, {}, CachePolicy{{.max_pinned = 4, .learns = true}});
   const auto cached = [&](int first, std::size_t count) {
     return tree.match_prefix(iota(first, count), {.compute_last = false}).cached;
   };
@@ -442,7 +442,7 @@ TEST_CASE(
     ReuseRecord record;
   };
   test::Random random(7);
-  Tree tree(PoolAllocator{.max_chunks = 100000}, {}, CachePolicy{.learns = true});
+  Tree tree(PoolAllocator{.max_chunks = 100000}, {}, CachePolicy{{.learns = true}});
   ReuseModel model;             // gets the same
   std::vector<Prompt> prompts;  // the one that was used last stands last
   std::size_t tokens = 0;
@@ -499,8 +499,8 @@ TEST_CASE("at a watermark the same goes that would go chunk by chunk") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   test::Random random(test::run_seed());
   for (int round = 0; round < test::scaled(10); ++round) {
-    Tree at_once({}, {}, {.high_watermark = 40, .low_watermark = 25, .learns = true});
-    Tree one_by_one({}, {}, {.high_watermark = max_pool_chunks, .learns = true});
+    Tree at_once({}, {}, {{.high_watermark = 40, .low_watermark = 25, .learns = true}});
+    Tree one_by_one({}, {}, {{.high_watermark = max_pool_chunks, .learns = true}});
     std::vector<std::vector<int>> prompts;
     for (int i = 0; i < 20; ++i)
       prompts.push_back(iota(100 * (i / 2), 4 * random.index(6) + (i % 2 == 0 ? 4 : 30)));
@@ -519,8 +519,8 @@ TEST_CASE("at a watermark the same goes that would go chunk by chunk") {
 
 TEST_CASE("two trees with the same calls keep the same") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
-  Tree a(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{.learns = true, .by_priority = true});
-  Tree b(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{.learns = true, .by_priority = true});
+  Tree a(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{{.learns = true, .by_priority = true}});
+  Tree b(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{{.learns = true, .by_priority = true}});
   test::Random random(5);
   std::vector<std::vector<int>> known;
   for (int i = 0; i < test::scaled(8000); ++i) {
@@ -548,7 +548,7 @@ TEST_CASE("a lower priority goes first, whatever was learnt") {
   for (const int low : {-1, 0, 3}) {
     CAPTURE(low);
     PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 2}, {},
-                                                        {.learns = true, .by_priority = true});
+                                                        {{.learns = true, .by_priority = true}});
     const auto use = [&](int first, int priority) {
       auto s = tree.insert(iota(first, 4), {.compute_last = false, .priority = priority});
       test::load(s);

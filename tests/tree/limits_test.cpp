@@ -17,6 +17,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/pages.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -25,7 +26,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
 constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
@@ -73,7 +74,7 @@ TEST_CASE("prompts of more tokens than an int counts") {
   constexpr std::size_t size = (std::size_t{1} << 31) + 5;
   const test::Pages zeros(size, /*writable=*/false);  // of which hardly any is read
   const std::span<const std::uint8_t> prompt(static_cast<const std::uint8_t*>(zeros.data()), size);
-  PrefixTree<std::uint8_t, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<std::uint8_t, 4, PoolAllocator, test::NoRetention> tree;
   CHECK(tree.chunks_needed(prompt) == size / 4 + 1);
   CHECK(tree.chunks_needed(prompt.first(5)) == 2);
   const auto s = tree.insert(prompt.first(8), {.public_length = most});

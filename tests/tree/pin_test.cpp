@@ -14,6 +14,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -21,7 +22,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 
 /// Joins, computes everything and leaves.
 template <class AnyTree>
@@ -31,7 +32,7 @@ void pass(AnyTree& tree, const std::vector<int>& prompt, const InsertOptions& op
 }
 
 Tree make(std::size_t chunks, std::size_t max_pinned) {
-  return Tree(PoolAllocator{.max_chunks = chunks}, {}, Lru{.max_pinned = max_pinned});
+  return Tree(PoolAllocator{.max_chunks = chunks}, {}, RetentionOptions{.max_pinned = max_pinned});
 }
 
 /// Fills the whole budget with other cache, which evicts all that may be.
@@ -68,7 +69,7 @@ TEST_CASE("pinned once: kept; dropped: evicted like any other") {
 }
 
 TEST_CASE_TEMPLATE("watermarks evict nothing that is pinned: only a need for chunks does", Policy,
-                   Lru, CachePolicy) {
+                   RetentionOptions, CachePolicy) {
   Policy policy;
   policy.high_watermark = 5, policy.low_watermark = 1, policy.max_pinned = 4;
   if constexpr (std::is_same_v<Policy, CachePolicy>) policy.learns = true;
@@ -116,8 +117,8 @@ TEST_CASE("pins are counted, and each undoes itself alone, in any order") {
 }
 
 TEST_CASE("no priority is as high as a pin") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
-  Tree tree(PoolAllocator{.max_chunks = 6}, {}, Priority{.max_pinned = 2});
+  using Tree = PrefixTree<int, 4>;
+  Tree tree(PoolAllocator{.max_chunks = 6}, {}, {.max_pinned = 2, .by_priority = true});
   pass(tree, iota(0, 8), {.priority = INT_MIN});
   const auto pin = tree.pin(iota(0, 8));
   CHECK(pin.size() == 8);
@@ -328,8 +329,8 @@ TEST_CASE("pin() is refused where no pin could ever hold anything") {
     return test::refused([&] { (void)tree.pin(iota(0, 8)); });
   };
   PrefixTree<int, 4> usual;
-  PrefixTree<int, 4, PoolAllocator, NoRetention> nothing_kept;
-  PrefixTree<int, 4, PoolAllocator, CachePolicy> learning({}, {}, {.learns = true});
+  PrefixTree<int, 4, PoolAllocator, test::NoRetention> nothing_kept;
+  PrefixTree<int, 4, PoolAllocator, CachePolicy> learning({}, {}, {{.learns = true}});
   const std::string text =
       "max_pinned = 0: expected at least 1 in the tree's retention policy: pins may cover no chunk";
   CHECK(refusal(usual) == text);

@@ -22,7 +22,7 @@ using namespace chunkattn;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
+using Tree = PrefixTree<int, 4>;
 
 /// Plays random calls; what it does depends only on the stream and on what the tree answers.
 class Replica {
@@ -137,7 +137,8 @@ class Replica {
       });
   }
 
-  Tree tree_{PoolAllocator{.max_chunks = 200}, {.min_run = 3}, Priority{.max_pinned = 20}};
+  Tree tree_{
+      PoolAllocator{.max_chunks = 200}, {.min_run = 3}, {.max_pinned = 20, .by_priority = true}};
   AttentionPlan plan_;
   std::vector<Tree::Sequence> live_;
   std::deque<Tree::Pin> pins_;

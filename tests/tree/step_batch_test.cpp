@@ -19,6 +19,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -226,7 +227,7 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
   REQUIRE(seen(one.tree, one.live, {}) == seen(other.tree, other.live, {}));
 }
 
-using Small = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+using Small = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
 
 struct Bench {
   explicit Bench(std::size_t count, std::size_t chunks = 1000)
@@ -260,10 +261,10 @@ struct Failing {
 TEST_CASE("batches and single calls give the same tree and the same plan") {
   int held = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    compare<PrefixTree<int, 4, PoolAllocator, NoRetention>>(seed, 40, 150, held);
-    compare<PrefixTree<int, 1, PoolAllocator, NoRetention>>(seed, 100, 100, held);
-    compare<PrefixTree<int, 64, PoolAllocator, NoRetention>>(seed, 1000, 200, held);
-    compare<PrefixTree<int, 4, PoolAllocator, Lru>>(seed, 40, 150, held);
+    compare<PrefixTree<int, 4, PoolAllocator, test::NoRetention>>(seed, 40, 150, held);
+    compare<PrefixTree<int, 1, PoolAllocator, test::NoRetention>>(seed, 100, 100, held);
+    compare<PrefixTree<int, 64, PoolAllocator, test::NoRetention>>(seed, 1000, 200, held);
+    compare<PrefixTree<int, 4>>(seed, 40, 150, held);
   }
   CHECK(held > 1000);
 }
@@ -348,7 +349,7 @@ TEST_CASE("out of chunks in the middle: none is added, and all are where there i
 }
 
 TEST_CASE("an allocator that throws in the middle: none is added") {
-  using Tree = PrefixTree<int, 4, Failing, NoRetention>;
+  using Tree = PrefixTree<int, 4, Failing, test::NoRetention>;
   int left = 1000;
   Tree tree(Failing{.left = &left});
   std::vector<Tree::Sequence> all;
@@ -418,7 +419,7 @@ TEST_CASE("one output for a row with drafts: the first draft was wrong") {
 }
 
 TEST_CASE("10,000 staggered sequences: whole steps allocate nothing and rebuild nothing") {
-  using Tree = PrefixTree<int, 64, FixedAllocator, NoRetention>;
+  using Tree = PrefixTree<int, 64, FixedAllocator, test::NoRetention>;
   for (const std::size_t count : {std::size_t{256}, std::size_t{10000}}) {
     CAPTURE(count);
     Tree tree(FixedAllocator(5 * count));

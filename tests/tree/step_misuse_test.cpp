@@ -10,6 +10,7 @@
 
 #include "chunkattn/chunkattn.hpp"
 #include "chunkattn/debug/tree.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -18,7 +19,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
 
 static_assert(!std::is_copy_constructible_v<Tree::Step> && !std::is_copy_assignable_v<Tree::Step>);
 static_assert(!std::is_copy_constructible_v<Tree::InFlight> &&

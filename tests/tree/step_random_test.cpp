@@ -13,6 +13,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/step_device.hpp"
 
 using namespace chunkattn;
@@ -196,8 +197,8 @@ class Engine {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("every row of every step reads its own path, written", Retention, NoRetention,
-                   Lru) {
+TEST_CASE_TEMPLATE("every row of every step reads its own path, written", Retention,
+                   test::NoRetention, RetentionOptions) {
   std::uint64_t outputs = 0, accepted = 0, held = 0, unknown = 0, abandoned = 0, cancelled = 0;
   std::uint64_t copied = 0;
   const int rounds = test::scaled(60);

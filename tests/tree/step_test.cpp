@@ -13,6 +13,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/step_device.hpp"
 #include "tests/support/steps.hpp"
 
@@ -21,8 +22,8 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
-using CachingTree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
+using CachingTree = PrefixTree<int, 4>;
 
 /// A tree, its device and a plan.
 template <class T>
@@ -251,7 +252,7 @@ TEST_CASE("a step that rests on a lost one has no outputs") {
 }
 
 TEST_CASE("the last to leave takes along copies whose step was lost") {
-  Bench<PrefixTree<int, 16, PoolAllocator, NoRetention>> b;
+  Bench<PrefixTree<int, 16, PoolAllocator, test::NoRetention>> b;
   auto other = b.tree.insert(iota(100, 3));
   auto s = b.tree.insert(iota(1, 6));
   for (int i = 0; i < 4; ++i) b.run({&s});  // a fork copies the K/V of three outputs
@@ -259,7 +260,7 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   CHECK(b.tree.stats().copied_tokens == 3);
   auto step = b.tree.begin_step();
   CHECK(step.add(fork));
-  std::optional<PrefixTree<int, 16, PoolAllocator, NoRetention>::InFlight> lost =
+  std::optional<PrefixTree<int, 16, PoolAllocator, test::NoRetention>::InFlight> lost =
       b.submit(std::move(step));
   step = b.tree.begin_step();
   CHECK(step.add(other));

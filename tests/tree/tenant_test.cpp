@@ -23,7 +23,7 @@ using test::iota;
 
 namespace {
 
-/// A policy of one's own: Lru with weights and quotas by tenant.
+/// A policy of one's own: LRU with weights and quotas by tenant.
 struct Shares : CachePolicy {
   std::map<std::uint64_t, std::uint32_t> weights;
   std::map<std::uint64_t, std::size_t> quotas;
@@ -178,7 +178,7 @@ TEST_CASE("a flood leaves other tenants what is within their share") {
       CAPTURE(shares);
       CAPTURE(learns);
       TreeOf<CachePolicy> tree(PoolAllocator{.max_chunks = 100}, {},
-                               {.learns = learns, .fair = shares});
+                               {{.learns = learns, .fair = shares}});
       for (int i = 0; i < 10; ++i) pass(tree, prompt(i), of(1));
       for (int i = 0; i < 15; ++i) pass(tree, prompt(i), of(2));
       for (int i = 0; i < 1000; ++i) {
@@ -461,7 +461,7 @@ TEST_CASE("only leaves go, whether what is cached is public or not") {
   for (const bool learns : {false, true})
     for (int round = 0; round < test::scaled(20); ++round) {
       TreeOf<CachePolicy> tree(PoolAllocator{.max_chunks = 30}, {},
-                               {.learns = learns, .fair = true});
+                               {{.learns = learns, .fair = true}});
       for (int i = 0; i < 200; ++i) {
         std::vector<int> tokens(static_cast<std::size_t>(random.uniform(1, 24)));
         for (int& token : tokens) token = random.uniform(0, 1);

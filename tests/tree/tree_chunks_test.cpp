@@ -15,6 +15,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -22,7 +23,7 @@ using namespace chunkattn;
 namespace {
 
 constexpr int chunk_size = 16;
-using Tree = PrefixTree<int, chunk_size, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, chunk_size, PoolAllocator, test::NoRetention>;
 
 struct Search {
   explicit Search(int min_run_) : min_run(min_run_), tree({}, {.min_run = min_run_}) {}

@@ -11,13 +11,14 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "support/steps.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 
 /// Computes all of a sequence and generates `count` tokens, counting up from `first`.
 template <class AnyTree>
@@ -57,7 +58,7 @@ TEST_CASE("joins are counted by what was found, those of preempted sequences apa
 }
 
 TEST_CASE("a fork has its source's level, and what of its tokens was found") {
-  PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 16});
+  PrefixTree<int, 4, PoolAllocator, test::ByPriority> tree(PoolAllocator{.max_chunks = 16});
   auto source = tree.insert(iota(0, 8), {.priority = 5});
   test::load(source);
   auto later = tree.insert(iota(0, 8), {.priority = 5});
@@ -92,7 +93,7 @@ TEST_CASE(
             CAPTURE(is_public);
             CAPTURE(written);
             CAPTURE(forked);
-            PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {.sharing = sharing});
+            PrefixTree<int, 4> tree({}, {.sharing = sharing});
             const std::vector<int> prompt = iota(0, static_cast<std::size_t>(length));
             const InsertOptions options{.name_space = {.tenant = 1},
                                         .public_length = static_cast<std::size_t>(is_public)};

@@ -20,6 +20,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/counted_new.hpp"
+#include "tests/support/retention.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -41,7 +42,8 @@ struct Scenario {
   using Sequence = typename Tree::Sequence;
 
   explicit Scenario(TreeOptions options)
-      : tree(PoolAllocator{.max_chunks = 200}, options, Retention{.max_pinned = 20}) {}
+      : tree(PoolAllocator{.max_chunks = 200}, options,
+             Retention{RetentionOptions{.max_pinned = 20}}) {}
 
   std::map<std::string, Said> all_said() const {
     std::map<std::string, Said> all;
@@ -239,15 +241,15 @@ void fail_everywhere(TreeOptions options) {
 }  // namespace
 
 TEST_CASE("every allocation of a scenario fails once") {
-  fail_everywhere<NoRetention>({});
-  fail_everywhere<Lru>({});
-  fail_everywhere<Priority>({.min_run = 4});
-  fail_everywhere<Lru>({.sharing = TreeOptions::Sharing::chunk});
+  fail_everywhere<test::NoRetention>({});
+  fail_everywhere<RetentionOptions>({});
+  fail_everywhere<test::ByPriority>({.min_run = 4});
+  fail_everywhere<RetentionOptions>({.sharing = TreeOptions::Sharing::chunk});
 }
 
 TEST_CASE("what is refused changes nothing") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
-  Tree tree(PoolAllocator{.max_chunks = 2}, {}, NoRetention{.max_pinned = 1});
+  using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
+  Tree tree(PoolAllocator{.max_chunks = 2}, {}, test::NoRetention{{.max_pinned = 1}});
   auto s = tree.insert(iota(0, 7));
   (void)tree.begin_step();
   const std::vector<int> long_prompt = iota(100, 9), unwritten = iota(0, 3);
@@ -265,7 +267,7 @@ TEST_CASE("what is refused changes nothing") {
 TEST_CASE("where another plan fails to be built, the step has the one before, or none") {
   int kept = 0, gone = 0;
   for (std::int64_t at = 0;; ++at) {
-    PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
+    PrefixTree<int, 4, PoolAllocator, test::NoRetention> tree;
     auto source = tree.insert(iota(0, 7));
     source.mark_loaded({0, 7});
     auto s = source.fork();  // whose copies the plan carries
@@ -301,8 +303,8 @@ TEST_CASE("arrays that could not be rebuilt are not taken for those of the step 
   int failures = 0;
   for (const bool again : {false, true})
     for (std::int64_t at = 0;; ++at) {
-      PrefixTree<int, 16, PoolAllocator, NoRetention> tree;
-      std::vector<PrefixTree<int, 16, PoolAllocator, NoRetention>::Sequence> all;
+      PrefixTree<int, 16, PoolAllocator, test::NoRetention> tree;
+      std::vector<PrefixTree<int, 16, PoolAllocator, test::NoRetention>::Sequence> all;
       for (const int first : {0, 100, 200, 300}) {  // two short ones, and two long ones
         all.push_back(tree.insert(iota(first, first < 200 ? 3 : 40)));
         all.back().append(iota(first + 50, 2));
@@ -358,7 +360,7 @@ TEST_CASE("arrays that could not be rebuilt are not taken for those of the step 
 }
 
 TEST_CASE("a constructor that runs out of memory leaks nothing") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
+  using Tree = PrefixTree<int, 4, PoolAllocator, test::ByPriority>;
   for (std::int64_t at = 0;; ++at) {
     const std::int64_t outstanding = test::heap.outstanding;
     test::heap.fail_in = at;
@@ -377,7 +379,7 @@ TEST_CASE("a constructor that runs out of memory leaks nothing") {
 }
 
 TEST_CASE("a tree of drafts for which chunks are missing changes nothing") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree(PoolAllocator{.max_chunks = 6});
   tree.insert(iota(100, 4)).mark_loaded({0, 4});  // stays cached
   auto many = tree.insert(iota(0, 8)), first = tree.insert({50, 51}),
@@ -425,7 +427,7 @@ TEST_CASE("a tree of drafts for which chunks are missing changes nothing") {
 }
 
 TEST_CASE("a tree of drafts gives back a chunk that an eviction has made needless") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   Tree tree(PoolAllocator{.max_chunks = 3});
   tree.insert(iota(0, 4)).mark_loaded({0, 4});
   auto s = tree.insert({0, 1});  // the slots after these are what is cached of that
@@ -442,7 +444,7 @@ TEST_CASE("a tree of drafts gives back a chunk that an eviction has made needles
 }
 
 TEST_CASE("a request that there is no memory to queue leaves the queue as it was") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 4>;
   const Tree tree;
   const std::vector<int> short_one = iota(0, 4), long_one = iota(0, 12);
   int failures = 0;

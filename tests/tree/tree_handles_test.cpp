@@ -12,13 +12,14 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "support/steps.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
 using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
+using Tree = PrefixTree<int, 4, PoolAllocator, test::NoRetention>;
 
 const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
 
@@ -244,8 +245,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   CHECK(refused([] { Tree bad({}, {.sharing = static_cast<TreeOptions::Sharing>(99)}); }) ==
         "sharing = 99: expected TreeOptions::Sharing::token or TreeOptions::Sharing::chunk");
   CHECK(refused([] {
-          PrefixTree<int, 4, PoolAllocator, Lru> bad({}, {},
-                                                     Lru{.high_watermark = 3, .low_watermark = 4});
+          PrefixTree<int, 4> bad({}, {}, RetentionOptions{.high_watermark = 3, .low_watermark = 4});
         }) == "low_watermark = 4: expected at most high_watermark, 3");
 }
 
@@ -264,7 +264,7 @@ TEST_CASE("tokens that are written out in a call") {
   auto limited = tree.try_insert({1, 2, 3}, {.max_reuse = 1});
   REQUIRE(limited.has_value());
   CHECK(limited->num_cached() == 1);
-  PrefixTree<int, 4, PoolAllocator, Lru> keeps({}, {}, Lru{.max_pinned = 4});
+  PrefixTree<int, 4> keeps({}, {}, RetentionOptions{.max_pinned = 4});
   auto kept = keeps.insert({1, 2, 3});
   kept.mark_loaded(kept.loadable());
   CHECK(keeps.pin({1, 2}).size() == 2);

@@ -46,7 +46,7 @@ typename Tree::Finished step_with_drafts(Tree& tree, AttentionPlan& plan,
 }  // namespace
 
 TEST_CASE("handles that have gone take no memory") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 64});
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 64});
   const std::vector<int> prompt = iota(0, 9);
   tree.insert(prompt).mark_loaded({0, 9});
   CHECK(allocations_of([&] { tree.insert(prompt).leave(); }) == 0);
@@ -56,14 +56,13 @@ TEST_CASE("handles that have gone take no memory") {
           auto s = tree.insert(prompt);
           s.truncate(5);
         }) == 0);
-  PrefixTree<int, 4, PoolAllocator, Lru> pinned(PoolAllocator{.max_chunks = 64}, {},
-                                                {.max_pinned = 8});
+  PrefixTree<int, 4> pinned(PoolAllocator{.max_chunks = 64}, {}, {.max_pinned = 8});
   pinned.insert(prompt).mark_loaded({0, 9});
   CHECK(allocations_of([&] { CHECK(pinned.pin(prompt).size() == 9); }) == 0);
 }
 
 TEST_CASE("handles that another thread dropped take no memory once the tree is called") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree;
+  PrefixTree<int, 4> tree;
   const std::vector<int> prompt = iota(0, 9);
   const auto come_and_go = [&] {
     std::vector<decltype(tree.insert(prompt))> all;

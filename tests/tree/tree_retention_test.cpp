@@ -205,7 +205,7 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
     CAPTURE(budget);
     in.clear();
     in.seekg(0);
-    PrefixTree<int, chunk_size, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = budget});
+    PrefixTree<int, chunk_size> tree(PoolAllocator{.max_chunks = budget});
     LruSimulation lru(budget, chunk_size);
     std::vector<std::pair<int, int>> evicted;
     const CacheEvents events(tree, [&](const CacheEvent& e, std::span<const int>) {
@@ -250,8 +250,7 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
 
 TEST_CASE(
     "watermarks: above the high one the cache shrinks to the low one when a sequence leaves") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {},
-                                              Lru{.high_watermark = 10, .low_watermark = 6});
+  PrefixTree<int, 4> tree({}, {}, RetentionOptions{.high_watermark = 10, .low_watermark = 6});
   for (int i = 0; i < 10; ++i) pass(tree, iota(100 * i, 4));
   CHECK(tree.stats().used_chunks == 10);
   pass(tree, iota(5000, 4));
@@ -265,7 +264,7 @@ TEST_CASE(
 TEST_CASE("clear: what live sequences had before is never found again, generated or not") {
   for (const TreeOptions::Sharing sharing :
        {TreeOptions::Sharing::token, TreeOptions::Sharing::chunk}) {
-    PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {.sharing = sharing});
+    PrefixTree<int, 4> tree({}, {.sharing = sharing});
     auto a =
         tree.insert(iota(0, 3));  // under TreeOptions::Sharing::chunk all of it is a private tail
     auto b = tree.insert(iota(50, 12));
@@ -291,8 +290,9 @@ TEST_CASE("clear: what live sequences had before is never found again, generated
   }
 }
 
-TEST_CASE("Priority: the lowest goes first, then the least recently used; parents after children") {
-  PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 6});
+TEST_CASE(
+    "by priority: the lowest goes first, then the least recently used; parents after children") {
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 6}, {}, {.by_priority = true});
   pass(tree, iota(100, 4), {.priority = 2});
   pass(tree, iota(200, 4), {.priority = 1});
   pass(tree, iota(300, 4), {.priority = 1});
@@ -323,10 +323,10 @@ TEST_CASE("Priority: the lowest goes first, then the least recently used; parent
   check_invariants(tree);
 }
 
-TEST_CASE("Priority: of thousands of levels the lowest goes that has anything") {
+TEST_CASE("by priority: of thousands of levels the lowest goes that has anything") {
   for (const bool learns : {false, true}) {
     PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 50}, {},
-                                                        {.learns = learns, .by_priority = true});
+                                                        {{.learns = learns, .by_priority = true}});
     test::Random random(7);
     std::map<int, int> cached;  // of a priority, its one prompt
     std::vector<int> used_before;
@@ -350,8 +350,8 @@ TEST_CASE("Priority: of thousands of levels the lowest goes that has anything") 
   }
 }
 
-TEST_CASE("Priority: what a fork computes is kept at the level of its source") {
-  PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 4});
+TEST_CASE("by priority: what a fork computes is kept at the level of its source") {
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 4}, {}, {.by_priority = true});
   const auto load = [](auto& sequence) { sequence.mark_loaded(sequence.loadable()); };
   const std::vector<int> important{7, 7, 7, 7}, prompt{1, 2, 3, 4}, next{8, 8, 8, 8};
   {
@@ -372,19 +372,19 @@ TEST_CASE("Priority: what a fork computes is kept at the level of its source") {
 }
 
 TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, Lru{.high_watermark = 3});
+  PrefixTree<int, 4> tree({}, {}, RetentionOptions{.high_watermark = 3});
   for (int i = 0; i < 5; ++i) {
     pass(tree, iota(100 * i, 4));
     CHECK(tree.stats().used_chunks == static_cast<std::size_t>(std::min(i + 1, 3)));
   }
   for (int i = 0; i < 5; ++i)
     CHECK(tree.match_prefix(iota(100 * i, 4)).cached == (i < 2 ? 0u : 4u));
-  CHECK(chunkattn::detail::TreeAccess::core(tree).retention.rules().low_watermark == 3);
+  CHECK(chunkattn::detail::TreeAccess::core(tree).retention.options().low_watermark == 3);
   check_invariants(tree);
 }
 
 TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or chunks") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 100});
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 100});
   const std::vector<int> secret = iota(0, 20);
   std::vector<InsertOptions> others;
   for (const std::uint64_t tenant : {0u, 1u, 2u, 7u})
@@ -420,7 +420,7 @@ TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or ch
 }
 
 TEST_CASE("const queries run at the same time as each other") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 500});
+  PrefixTree<int, 4> tree(PoolAllocator{.max_chunks = 500});
   for (int i = 0; i < 50; ++i) pass(tree, iota(i % 7 * 3, 20));
   auto s = tree.insert(iota(0, 30));
   std::vector<std::thread> threads;

@@ -8,9 +8,10 @@
 
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/retention.hpp"
 
 using namespace chunkattn;
-using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Tree = PrefixTree<int, 4>;
 
 TEST_CASE("the text tree names ranges, chunks, users and tokens") {
   Tree tree;
@@ -40,7 +41,7 @@ TEST_CASE("the text tree names ranges, chunks, users and tokens") {
 }
 
 TEST_CASE("the text tree takes the caller's words for tokens and names namespaces") {
-  PrefixTree<char, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<char, 4, PoolAllocator, test::NoRetention> tree;
   auto a = tree.insert(std::vector<char>{'h', 'i'}, {.name_space = {.tenant = 7, .adapter = 3}});
   const std::string text = to_text(tree, 8, [](char c) { return std::string("<") + c + ">"; });
   CHECK(text.find("<h> <i>") != std::string::npos);
@@ -51,7 +52,7 @@ TEST_CASE("the text tree takes the caller's words for tokens and names namespace
 }
 
 TEST_CASE("the graph has one node and one edge per tree node, with quotes escaped") {
-  PrefixTree<char, 4, PoolAllocator, NoRetention> tree;
+  PrefixTree<char, 4, PoolAllocator, test::NoRetention> tree;
   auto a = tree.insert(std::vector<char>{'a', '"', 'c'});
   auto b = tree.insert(std::vector<char>{'a', 'x'});
   const std::string dot = to_dot(tree, 8, [](char c) { return std::string(1, c); });

@@ -28,11 +28,11 @@ Tree make_tree(std::optional<std::size_t> max_chunks, const std::string& retenti
       std::move(allocator),
       {.sharing = sharing == "token" ? TreeOptions::Sharing::token : TreeOptions::Sharing::chunk,
        .min_run = min_run},
-      {.high_watermark = high_watermark.value_or(unlimited),
-       .low_watermark = low_watermark.value_or(unlimited),
-       .max_pinned = max_pinned,
-       .learns = learns,
-       .by_priority = retention == "priority"});
+      {{.high_watermark = high_watermark.value_or(unlimited),
+        .low_watermark = low_watermark.value_or(unlimited),
+        .max_pinned = max_pinned,
+        .learns = learns,
+        .by_priority = retention == "priority"}});
 }
 
 nb::dict stats_of(const Tree& tree) {

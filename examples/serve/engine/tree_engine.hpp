@@ -39,8 +39,7 @@ namespace serve {
 template <int ChunkSize>
 class TreeEngine final : public Engine {
  public:
-  using Tree =
-      chunkattn::PrefixTree<std::int32_t, ChunkSize, chunkattn::PoolAllocator, chunkattn::Lru>;
+  using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize>;
   using Sequence = typename Tree::Sequence;
   using Step = typename Tree::Step;
 
@@ -209,8 +208,8 @@ class TreeEngine final : public Engine {
   /// Of a step, each with all of its logits.
   static constexpr std::size_t most_scored_rows = 128;
 
-  static chunkattn::Lru retention_of(Mode mode) {
-    chunkattn::Lru retention;
+  static chunkattn::RetentionOptions retention_of(Mode mode) {
+    chunkattn::RetentionOptions retention;
     if (mode == Mode::paged) retention.high_watermark = 0;  // no prompt would find what is kept
     return retention;
   }

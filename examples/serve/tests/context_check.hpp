@@ -23,8 +23,7 @@ namespace test {
 class ContextRank {
  public:
   static constexpr int head_dim = 16, chunk_size = 8;
-  using Tree =
-      chunkattn::PrefixTree<int, chunk_size, chunkattn::PoolAllocator, chunkattn::NoRetention>;
+  using Tree = chunkattn::PrefixTree<int, chunk_size>;
 
   /// \param stream  of random numbers, the same on all ranks
   ContextRank(serve::Communicator& ranks, std::uint64_t stream)
@@ -108,7 +107,7 @@ class ContextRank {
   serve::Communicator& ranks_;
   Random random_;
   serve::ContextPart part_;
-  Tree tree_{chunkattn::PoolAllocator{}, {.sharing = chunkattn::TreeOptions::Sharing::chunk}};
+  Tree tree_{{}, {.sharing = chunkattn::TreeOptions::Sharing::chunk}, {.retains = false}};
   chunkattn::AttentionPlan plan_;
   chunkattn::ThreadPool pool_{1};
   chunkattn::ChunkAttention<chunkattn::Cpu, head_dim> attention_{pool_};

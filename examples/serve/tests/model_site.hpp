@@ -41,7 +41,7 @@ struct ModelSite {
 inline std::vector<std::vector<float>> own_distributions(const serve::Model& model,
                                                          serve::Products& products,
                                                          const std::vector<int>& tokens) {
-  chunkattn::PrefixTree<std::int32_t, 64, chunkattn::PoolAllocator, chunkattn::NoRetention> tree;
+  chunkattn::PrefixTree<std::int32_t, 64> tree({}, {}, {.retains = false});
   chunkattn::AttentionPlan plan;
   const auto attention =
       serve::make_attention(serve::KvType::fp32, tree, model.config, products.executor(),

@@ -25,7 +25,7 @@ using namespace serve;
 
 namespace {
 
-using Tree = chunkattn::PrefixTree<std::int32_t, 8, chunkattn::PoolAllocator, chunkattn::Lru>;
+using Tree = chunkattn::PrefixTree<std::int32_t, 8>;
 
 /// Follows events of blocks, as somebody who knows nothing else.
 struct Subscriber {

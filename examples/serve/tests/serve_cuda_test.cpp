@@ -22,8 +22,7 @@
 
 namespace {
 
-using Tree =
-    chunkattn::PrefixTree<std::int32_t, 16, chunkattn::PoolAllocator, chunkattn::NoRetention>;
+using Tree = chunkattn::PrefixTree<std::int32_t, 16>;
 
 /// The recorded texts' model, or random weights of its shape.
 serve::Model weights(chunkattn::ThreadPool& executor) {
@@ -44,7 +43,7 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
   const serve::Config& config = model.config;
   REQUIRE(config.head_dim() == 8);
 
-  Tree tree;
+  Tree tree({}, {}, {.retains = false});
   chunkattn::AttentionPlan plan;
   serve::Products products(executor, serve::ProductKind::own);
   serve::Forward on_host(model, products);

@@ -175,7 +175,7 @@ TEST_CASE("batch-invariant: the logits of a row have the same bits among 1 to 64
   chunkattn::ThreadPool pool(2);
   const Model model = random_model(small, Element::bf16, 5, pool);
   Products products(pool, ProductKind::own);
-  using Tree = chunkattn::PrefixTree<int, 16, chunkattn::PoolAllocator, chunkattn::NoRetention>;
+  using Tree = chunkattn::PrefixTree<int, 16>;
   test::Random random(3);
   std::vector<std::vector<int>> prompts(64, std::vector<int>(20, 7));
   for (auto& prompt : prompts)
@@ -183,7 +183,7 @@ TEST_CASE("batch-invariant: the logits of a row have the same bits among 1 to 64
   std::vector<float> first_alone;
   for (int rows = 1; rows <= 64; ++rows) {
     Forward forward(model, products);
-    Tree tree;
+    Tree tree({}, {}, {.retains = false});
     chunkattn::AttentionPlan plan;
     const auto attention =
         make_attention(KvType::bf16, tree, model.config, pool,

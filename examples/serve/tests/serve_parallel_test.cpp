@@ -61,7 +61,7 @@ void adorn(Model& model, test::Random random) {
 /// The logits of all positions of a prompt that is run in two steps.
 std::vector<float> logits_of(const Model& model, Products& products,
                              const std::vector<int>& prompt) {
-  chunkattn::PrefixTree<int, 16, chunkattn::PoolAllocator, chunkattn::NoRetention> tree;
+  chunkattn::PrefixTree<int, 16> tree({}, {}, {.retains = false});
   chunkattn::AttentionPlan plan;
   Forward forward(model, products);
   const auto attention = make_attention(KvType::fp32, tree, model.config, products.executor(),

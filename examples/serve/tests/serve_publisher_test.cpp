@@ -121,8 +121,7 @@ struct Setup {
   zmq::context_t context;
   zmq::socket_t events{context, zmq::socket_type::sub}, again{context, zmq::socket_type::dealer};
   std::optional<KvPublisher> publisher;
-  chunkattn::PrefixTree<int, 4, chunkattn::PoolAllocator, chunkattn::Lru> tree{
-      chunkattn::PoolAllocator{.max_chunks = 4}};
+  chunkattn::PrefixTree<int, 4> tree{chunkattn::PoolAllocator{.max_chunks = 4}};
   std::optional<chunkattn::CacheEvents<decltype(tree)>> tree_events;
 };
 
@@ -231,7 +230,7 @@ TEST_CASE("one message stands for those that are kept no longer") {
 }
 
 TEST_CASE("blocks in lower tiers have media of their own") {
-  using Tree = chunkattn::PrefixTree<int, 4, chunkattn::PoolAllocator, chunkattn::Lru>;
+  using Tree = chunkattn::PrefixTree<int, 4>;
   using TreeTiers = chunkattn::Tiers<Tree, chunkattn::KvCache<chunkattn::Cpu, float>>;
   for (const bool with_tenants : {false, true}) {
     CAPTURE(with_tenants);

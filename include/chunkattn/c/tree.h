@@ -58,30 +58,23 @@ typedef struct chunkattn_step chunkattn_step;
 /** A prefix that is not evicted. Destroying it unpins. */
 typedef struct chunkattn_pin chunkattn_pin;
 
-/** Policies: which cached chunks go first. */
-enum {
-  CHUNKATTN_LRU = 0,         /**< those that were not used for longest */
-  CHUNKATTN_PRIORITY = 1,    /**< lowest priority first, within one as LRU */
-  CHUNKATTN_NO_RETENTION = 2 /**< nothing is cached: chunks are free once no sequence uses them */
-};
-
 /** How sequences share chunks. */
 enum {
   CHUNKATTN_SHARE_TOKENS = 0, /**< any common prefix, exact to the token */
   CHUNKATTN_SHARE_CHUNKS = 1  /**< whole chunks: block tables for paged kernels */
 };
 
-/** What a tree is made with. See TreeOptions and CachePolicy of the C++ library. */
+/** What a tree is made with. See TreeOptions and RetentionOptions of the C++ library. */
 typedef struct chunkattn_tree_config {
   int32_t version;        /**< CHUNKATTN_C_VERSION */
   int32_t chunk_size;     /**< tokens per chunk: 16, 32, 64 or 128 */
   int64_t max_chunks;     /**< there are chunks 0 to max_chunks - 1; 1 to 2^31 - 1 */
   int32_t sharing;        /**< CHUNKATTN_SHARE_TOKENS or CHUNKATTN_SHARE_CHUNKS */
   int32_t min_run;        /**< a fork copies a private tail shorter than this; 0: chunk_size / 2 */
-  int32_t policy;         /**< CHUNKATTN_LRU, ... */
-  int32_t learns;         /**< not 0: within a level, what is worth least by reuse goes first */
+  int32_t no_retention;   /**< not 0: chunks are free once no sequence uses them; 0: cached */
+  int32_t by_priority;    /**< not 0: of what is cached, lower priorities go first */
+  int32_t learns;         /**< not 0: then what is worth least by reuse, not what is oldest */
   int32_t fair;           /**< not 0: tenants have shares, see chunkattn_tree_set_tenant() */
-  int32_t reserved;       /**< 0 */
   int64_t high_watermark; /**< chunks in use above which a leaving sequence evicts; 0: none */
   int64_t low_watermark;  /**< chunks in use at which that eviction stops; 0: high_watermark */
   int64_t max_pinned;     /**< chunks that all pins together may cover */
@@ -94,7 +87,7 @@ typedef struct chunkattn_insert_options {
   uint64_t adapter;        /**< ... and the same weights */
   int64_t public_length;   /**< the first tokens, which all tenants of the adapter share */
   int64_t max_reuse;       /**< tokens from here on are computed even if cached; -1: all; 0: none */
-  int32_t priority;        /**< with CHUNKATTN_PRIORITY: larger stays longer */
+  int32_t priority;        /**< of a tree by_priority: larger stays longer */
   int32_t no_output;       /**< not 0: the last token is not computed again if it is cached */
   int32_t compute_pending; /**< not 0: computes what others are still to compute, never waits */
   int32_t preempted;       /**< not 0: it comes back, and counts apart in the statistics */

@@ -68,34 +68,26 @@ auto with_chunk_size(std::int32_t size, const char* name, const F& f) {
                                            : TreeOptions::Sharing::chunk;
 }
 
+[[nodiscard]] inline std::size_t checked_chunks(std::int64_t chunks, const char* name) {
+  check_argument(chunks >= 0, name, chunks, "a count of chunks");
+  return to_size(chunks);
+}
+
 [[nodiscard]] inline RunTimePolicy policy_of(const chunkattn_tree_config& config) {
-  check_argument(config.policy >= CHUNKATTN_LRU && config.policy <= CHUNKATTN_NO_RETENTION,
-                 "config->policy", config.policy,
-                 "CHUNKATTN_LRU = 0, CHUNKATTN_PRIORITY = 1 or CHUNKATTN_NO_RETENTION = 2");
-  check_argument(config.high_watermark >= 0, "config->high_watermark", config.high_watermark,
-                 "a count of chunks");
-  check_argument(config.low_watermark >= 0, "config->low_watermark", config.low_watermark,
-                 "a count of chunks");
-  const bool has_high = config.high_watermark > 0, has_low = config.low_watermark > 0;
-  if (has_low && (!has_high || config.low_watermark > config.high_watermark)) [[unlikely]]
-    fail_argument("config->low_watermark", config.low_watermark,
-                  {"at most high_watermark, ", config.high_watermark});
-  check_argument(config.max_pinned >= 0, "config->max_pinned", config.max_pinned,
-                 "a count of chunks");
-  check_argument(
-      config.ttl >= 0 && config.ttl <= std::int64_t{(std::numeric_limits<std::uint32_t>::max)()},
-      "config->ttl", config.ttl, "1 to 2^32 - 1, or 0 for none");
-  check_argument(config.ttl == 0 || config.learns == 0, "config->ttl", config.ttl,
-                 "0 for a policy that learns");
+  constexpr std::int64_t longest = (std::numeric_limits<std::uint32_t>::max)();
+  check_argument(config.ttl >= 0 && config.ttl <= longest, "config->ttl", config.ttl,
+                 "1 to 2^32 - 1, or 0 for none");
   RunTimePolicy policy;
-  if (has_high) policy.high_watermark = to_size(config.high_watermark);
-  if (has_low) policy.low_watermark = to_size(config.low_watermark);
-  if (config.policy == CHUNKATTN_NO_RETENTION) policy.high_watermark = policy.low_watermark = 0;
-  policy.max_pinned = to_size(config.max_pinned);
+  policy.retains = config.no_retention == 0;
+  policy.by_priority = config.by_priority != 0;
   policy.learns = config.learns != 0;
   policy.fair = config.fair != 0;
-  if (config.ttl > 0) policy.ttl = static_cast<std::uint32_t>(config.ttl);
-  policy.by_priority = config.policy == CHUNKATTN_PRIORITY;
+  if (const auto most = checked_chunks(config.high_watermark, "config->high_watermark"); most > 0)
+    policy.high_watermark = most;
+  if (const auto least = checked_chunks(config.low_watermark, "config->low_watermark"); least > 0)
+    policy.low_watermark = least;
+  policy.max_pinned = checked_chunks(config.max_pinned, "config->max_pinned");
+  policy.ttl = static_cast<std::uint32_t>(config.ttl);
   return policy;
 }
 

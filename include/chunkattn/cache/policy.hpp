@@ -1,12 +1,9 @@
-// CachePolicy: Lru or Priority whose order of eviction may also learn from reuse, and give tenants
-// shares of the cache.
+// CachePolicy: eviction that learns from reuse, and that gives tenants shares of the cache.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "../detail/support/array.hpp"
@@ -26,13 +23,10 @@ namespace detail {
 /// `Policy::Hooks`. Internal, as EvictionOrder is: policies of users derive from CachePolicy.
 struct CacheHooks {
   /// The order of a policy that learns or tells tenants apart; of others none.
-  template <class Policy>
-  static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, TreeCore& core) {
-    const bool learns = policy.learns, fair = policy.fair;
-    const std::uint32_t ttl = core.retention.rules().ttl;
-    check_argument(!learns || ttl == 0, "ttl", ttl, "none for a policy that learns");
-    if (!learns && !fair) return nullptr;
-    return std::make_unique<CacheOrder>(core, learns, fair);
+  static std::unique_ptr<EvictionOrder> make_order(const RetentionOptions& policy, TreeCore& core) {
+    check_argument(!policy.learns || policy.ttl == 0, "ttl", policy.ttl, "0 with learns");
+    if (!policy.learns && !policy.fair) return nullptr;
+    return std::make_unique<CacheOrder>(core, policy.learns, policy.fair);
   }
   /// Before a prompt joins at a level: makes sure that nothing fails afterwards.
   /// \throws InvalidArgument for a weight or quota out of range
@@ -91,38 +85,12 @@ struct CacheHooks {
 
 }  // namespace detail
 
-/// A policy like Lru or Priority, which it is unless it learns or is fair. A policy of your own may
-/// derive from it, with `weight(tenant)` from 1 to 2^20 (1 if it has none) and `quota(tenant)` in
-/// chunks' worth of tokens (no limit): both are asked once with each insert(), and may answer
-/// otherwise than before, as RetentionPolicy says of `level(priority)`.
-struct CachePolicy {
-  static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// As of Lru.
-  std::size_t high_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// As of Lru.
-  std::size_t low_watermark = (std::numeric_limits<std::size_t>::max)();
-  /// As of Lru.
-  std::size_t max_pinned = 0;
-  /// Whether to evict within a level what is worth least by what was used again before
-  /// (docs/retention.md), rather than what was not used for longest.
-  bool learns = false;
-  /// Whether each tenant has a share of what is cached: the lowest, oldest of the tenant goes that
-  /// has most tokens cached by its weight; of one above its quota, whenever a sequence leaves. What
-  /// is public counts as a tenant's of weight 1. A tree keeps some hundred bytes of each tenant
-  /// with K/V in it, or at most a few times as many.
-  bool fair = false;
-  /// As of Lru. Not with `learns`.
-  std::optional<std::uint32_t> ttl{};
-  /// Whether lower InsertOptions::priority goes first, as under Priority.
-  bool by_priority = false;
-  /// One level, or one for each priority.
-  [[nodiscard]] constexpr int level(int priority) const noexcept {
-    return by_priority ? priority : 0;
-  }
-
+/// The policy of a tree whose options say `learns` or `fair`. A policy of your own may derive from
+/// it, with `weight(tenant)` from 1 to 2^20 (1 if it has none) and `quota(tenant)` in chunks' worth
+/// of tokens (no limit): both are asked once with each insert(), and may answer otherwise than
+/// before, as RetentionPolicy says of `level(priority)`.
+struct CachePolicy : RetentionOptions {
   using Hooks = detail::CacheHooks;  ///< what a tree calls
 };
-
-static_assert(RetentionPolicy<CachePolicy>);
 
 CHUNKATTN_NAMESPACE_END

@@ -21,9 +21,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// score() is noexcept, returns anything that < orders totally (a number, a pair, a tuple), and is
 /// asked when tokens become such a leaf, or a shorter one: while they are one the answer stays. Of
 /// equal scores, what became a leaf first goes first. It must not call the tree. Leaves go from
-/// their ends, a chunk at a time; pinned ones when nothing else is cached. All else is as under
-/// Lru.
-struct ScoredPolicy : Lru {
+/// their ends, a chunk at a time; pinned ones when nothing else is cached. Of the options,
+/// `by_priority` has no effect, and `learns` and `fair` are refused.
+struct ScoredPolicy : RetentionOptions {
   /// CachedLeaf::priority is the highest of those that had the tokens.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 

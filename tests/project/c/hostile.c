@@ -64,7 +64,7 @@ static void on_event(void *context, const chunkattn_event *event, const int32_t 
 }
 static chunkattn_tree *make_tree(int good) {
   chunkattn_tree_config config = {.version = CHUNKATTN_C_VERSION, .chunk_size = 16 << below(4), .max_chunks = 40};
-  config.max_pinned = 5, config.policy = below(3), config.sharing = below(2), config.fair = chance(30);
+  config.max_pinned = 5, config.no_retention = chance(30), config.by_priority = chance(30), config.sharing = below(2), config.fair = chance(30);
   if (!good) {
     int32_t *field = (int32_t *)&config + below((int)(sizeof config / sizeof(int32_t)));
     *field = (int32_t)any_number();

@@ -89,7 +89,7 @@ class EvictedPaths final : public NodeObserver {
     if (known.is_recorded && known.generation == n.generation) return;
     if (!n.active())
       record(index, keep, n.length, core_.retention.cause());
-    else if (!core_.retention.rules().retains)
+    else if (!core_.retention.options().retains)
       record(index, keep, findable(index), EvictionCause::not_retained);
   }
   void on_merge(NodeIndex, NodeIndex) noexcept override {}  // the duplicate was private

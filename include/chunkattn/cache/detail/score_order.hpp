@@ -208,6 +208,7 @@ class ScoreOrder final : public EvictionOrder, public NodeObserver {
 struct ScoreHooks {
   template <class Policy>
   static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, TreeCore& core) {
+    check_plain(policy);
     return std::make_unique<ScoreOrder<Policy>>(policy, core);
   }
   template <class Policy>

@@ -51,12 +51,12 @@ struct PendingCopy {
 class TreeCore {
  public:
   TreeCore(AnyAllocator& allocator, Tokens& tokens, std::int32_t chunk_size,
-           TreeOptions resolved_options, RetentionRules rules)
+           TreeOptions resolved_options, const RetentionOptions& retention_options)
       : options(resolved_options),
         chunk_table(allocator, tokens, stats),
         topology(chunk_table, ChunkGeometry(chunk_size), stats),
         prefixes(topology, chunk_table, tokens, resolved_options.sharing),
-        retention(topology, chunk_table, prefixes, rules, stats),
+        retention(topology, chunk_table, prefixes, retention_options, stats),
         sequences(topology, stats),
         steps(stats),
         tokens_(tokens) {}
@@ -335,7 +335,7 @@ class TreeCore {
 
   // ---- leave.hpp -----------------------------------------------------------------------------
 
-  [[nodiscard]] bool retains() const noexcept { return retention.rules().retains; }
+  [[nodiscard]] bool retains() const noexcept { return retention.options().retains; }
   /// leave() without counting it, for scratch sequences, too.
   void begin_leaving(SequenceIndex s) noexcept;
   /// Ends all that left and that nothing uses any more; then keeps to the watermarks.

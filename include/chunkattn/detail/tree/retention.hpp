@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -26,17 +25,6 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// What the tree keeps of a policy: levels are worked out where a sequence joins. In chunks.
-struct RetentionRules {
-  static constexpr std::size_t no_watermark = (std::numeric_limits<std::size_t>::max)();
-
-  bool retains = false;
-  std::size_t high_watermark = no_watermark;
-  std::size_t low_watermark = no_watermark;
-  std::size_t max_pinned = 0;
-  std::uint32_t ttl = 0;  ///< by the caller's clock; 0: for ever
-};
-
 /// What a policy answered, checked. Its next answer may be another one, so it is asked once for
 /// each decision, before anything changes, and the answer is carried.
 template <std::integral To, class Answer>
@@ -49,26 +37,23 @@ template <std::integral To, class Answer>
   return static_cast<To>(number);
 }
 
-/// Throws InvalidArgument for watermarks that cross, and a ttl out of range.
-template <RetentionPolicy R>
-[[nodiscard]] RetentionRules rules_of(const R& policy) {
-  static_assert(
-      requires { typename R::Hooks; } ||
-          !(
-              requires { policy.learns; } || requires { policy.fair; }),
-      "PrefixTree: a policy that learns or is fair must be, or derive from, CachePolicy of "
-      "chunkattn/cache/policy.hpp");
-  RetentionRules rules{R::retains, policy.high_watermark, policy.low_watermark, policy.max_pinned};
-  if constexpr (requires { policy.ttl; }) {
-    if (const std::optional<std::uint64_t> ttl = policy.ttl)
-      rules.ttl = checked_answer<std::uint32_t>(
-          "ttl", *ttl, 1, (std::numeric_limits<std::uint32_t>::max)(), "1 to 2^32 - 1, or none");
-  }
-  if (rules.low_watermark == RetentionRules::no_watermark)
-    rules.low_watermark = rules.high_watermark;
-  check_argument(rules.low_watermark <= rules.high_watermark, "low_watermark", rules.low_watermark,
-                 {"at most high_watermark, ", rules.high_watermark});
-  return rules;
+/// Options with both watermarks.
+/// \throws InvalidArgument where they cross, or the high one is missing
+[[nodiscard]] inline RetentionOptions checked_options(RetentionOptions options) {
+  constexpr std::size_t none = RetentionOptions::no_watermark;
+  check_argument(options.low_watermark == none || options.high_watermark != none, "low_watermark",
+                 options.low_watermark, "none without high_watermark");
+  if (options.low_watermark == none) options.low_watermark = options.high_watermark;
+  check_argument(options.low_watermark <= options.high_watermark, "low_watermark",
+                 options.low_watermark, {"at most high_watermark, ", options.high_watermark});
+  return options;
+}
+/// Of a policy without the order that learning and shares need.
+inline void check_plain(const RetentionOptions& options) {
+  constexpr const char* expected =
+      "false, or a tree with CachePolicy of chunkattn/cache/policy.hpp";
+  check_argument(!options.learns, "learns", true, expected);
+  check_argument(!options.fair, "fair", true, expected);
 }
 
 /// Lists of cached nodes other than one per level, and which leaf of them goes. Pinned nodes have a
@@ -108,19 +93,20 @@ class EvictionOrder {
 /// here is what can be evicted for them.
 class Retention {
  public:
-  Retention(Topology& topology, ChunkTable& chunk_table, Prefixes& prefixes, RetentionRules rules,
-            TreeStats& stats)
+  Retention(Topology& topology, ChunkTable& chunk_table, Prefixes& prefixes,
+            const RetentionOptions& options, TreeStats& stats)
       : topology_(topology),
         chunks_(chunk_table),
         prefixes_(prefixes),
-        rules_(rules),
+        options_(checked_options(options)),
         stats_(stats),
-        keeps_to_peak_(rules.retains && rules.high_watermark == RetentionRules::no_watermark &&
+        keeps_to_peak_(options.retains &&
+                       options.high_watermark == RetentionOptions::no_watermark &&
                        chunk_table.allocator().capacity() >= max_pool_chunks) {
     lists_.reserve(RetainedList::key_of_pinned, 1);
   }
 
-  [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
+  [[nodiscard]] const RetentionOptions& options() const noexcept { return options_; }
   [[nodiscard]] EvictionOrder* order() const noexcept { return order_.get(); }
   void set_order(std::unique_ptr<EvictionOrder> order) noexcept { order_ = std::move(order); }
   /// For an order.
@@ -190,7 +176,7 @@ class Retention {
   }
   /// Undoes one use of a path by a live or held sequence, keeping or removing what is unused.
   void drop_path(NodeIndex last, std::int32_t TreeNode::* count) noexcept {
-    const std::int32_t keep_end = rules_.retains ? topology_.written_end(last) : 0;
+    const std::int32_t keep_end = options_.retains ? topology_.written_end(last) : 0;
     for (NodeIndex n = last; n != none;) {
       TreeNode& record = topology_.node(n);
       const NodeIndex parent = record.parent;
@@ -224,9 +210,9 @@ class Retention {
     if (order_) [[unlikely]]
       for (NodeIndex n; (n = order_->victim_above_quota()) != none;)
         evict_end_of(n, EvictionCause::quota);
-    if (!rules_.retains || stats_.used_chunks <= rules_.high_watermark) return;
+    if (!options_.retains || stats_.used_chunks <= options_.high_watermark) return;
     if (order_) order_->set_evicts_many(true);
-    while (stats_.used_chunks > rules_.low_watermark &&
+    while (stats_.used_chunks > options_.low_watermark &&
            evict_unpinned_chunk(EvictionCause::watermark)) {
     }
     if (order_) order_->set_evicts_many(false);
@@ -247,9 +233,10 @@ class Retention {
   std::size_t expire(std::uint64_t now) {
     check_argument(now >= time_, "now", now, {"at least ", time_, ", the last one"});
     // Until now no node was older than the ttl, so that ages fit in the 32 bits of a node.
-    const std::uint64_t passed = (std::min<std::uint64_t>)(now - time_, rules_.ttl);
+    const std::uint64_t passed = (std::min<std::uint64_t>)(now - time_, options_.ttl);
     const std::uint64_t before = stats_.evicted_tokens;
-    for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
+    // Parents go after their children.
+    for (bool again = options_.ttl > 0; std::exchange(again, false);)
       for (const RetainedList& list : lists_)
         while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest, passed)) {
           evict_end_of(list.oldest, EvictionCause::ttl);
@@ -268,7 +255,7 @@ class Retention {
     pins_.reserve_more(1);
     free_pins_.reserve(pins_.capacity());
     const std::size_t unpinned = prefixes_.count_unpinned_chunks(match);
-    if (chunks_.num_pinned() + unpinned > rules_.max_pinned) return none;
+    if (chunks_.num_pinned() + unpinned > options_.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
     if (free_pins_.empty()) {
@@ -335,7 +322,7 @@ class Retention {
   [[nodiscard]] bool has_expired(NodeIndex n, std::uint64_t passed) const noexcept {
     return n != none && topology_.node(n).first_child == none &&
            (static_cast<std::uint32_t>(time_) - topology_.node(n).reuse.since) + passed >=
-               rules_.ttl;
+               options_.ttl;
   }
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
   /// oldest node of the lowest level is always a leaf.
@@ -343,7 +330,7 @@ class Retention {
     TreeNode& n = topology_.node(index);
     RetainedList& list = order_ && n.pins == 0 ? order_->on_listed(n) : list_of(n);
     if (list.oldest == none) lists_.queue(list);
-    if (rules_.ttl > 0) n.reuse.since = static_cast<std::uint32_t>(time_);
+    if (options_.ttl > 0) n.reuse.since = static_cast<std::uint32_t>(time_);
     link(list, index, list.newest);
   }
   CHUNKATTN_INLINE void unretain(NodeIndex index) noexcept {
@@ -407,7 +394,7 @@ class Retention {
   Topology& topology_;
   ChunkTable& chunks_;
   Prefixes& prefixes_;
-  const RetentionRules rules_;
+  const RetentionOptions options_;
   TreeStats& stats_;
   RetainedLists lists_;
   Array<NodeIndex> pins_;                 // the last node of each pinned path; none: of no path

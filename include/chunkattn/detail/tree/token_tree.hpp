@@ -105,8 +105,11 @@ class TokenTree {
   TokenTree(Allocator allocator, const TreeOptions& options, Policy policy)
       : allocator_(std::move(allocator)),
         policy_(std::move(policy)),
-        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(policy_)) {
-    if constexpr (has_hooks) core.retention.set_order(Policy::Hooks::make_order(policy_, core));
+        core(allocator_, tokens_, ChunkSize, resolved(options), policy_) {
+    if constexpr (has_hooks)
+      core.retention.set_order(Policy::Hooks::make_order(policy_, core));
+    else
+      check_plain(policy_);
   }
 
  private:
@@ -194,7 +197,7 @@ class TokenTree {
 
   /// Pins what is written of these tokens; the pin's index, or none.
   std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
-    check_argument(core.retention.rules().max_pinned > 0, "max_pinned", 0,
+    check_argument(core.retention.options().max_pinned > 0, "max_pinned", 0,
                    "at least 1 in the tree's retention policy: pins may cover no chunk");
     PathMatch match = find(tokens, options);
     trim_to_written(match);
