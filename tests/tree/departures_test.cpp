@@ -448,7 +448,7 @@ TEST_CASE("a plan follows a tail whose chunk was given back and is now another's
 
 TEST_CASE(
     "free slots of a chunk are the last node's in it, where a merge has moved what was between") {
-  using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 8>;
   Tree tree(PoolAllocator{.max_chunks = 6});
   AttentionPlan plan;
   const auto answer = [&](std::vector<Tree::Sequence>& batch, const std::vector<int>& outputs) {
