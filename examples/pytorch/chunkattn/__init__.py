@@ -24,12 +24,12 @@ from ._core import (
     instruction_set,
 )
 from .picture import tree_svg
-from .tree import Tree, WindowedGroups, WindowedLayers
+from .tree import Checkpoints, Tree, WindowedGroups, WindowedLayers
 
 __all__ = [
-    "AddResult", "Attention", "Finished", "InFlight", "KvCache", "OutOfChunks", "Pin", "Plan", "Sequence",
-    "Step", "ScheduledSequence", "Threads", "Tree", "View", "WindowedGroups", "WindowedLayers", "head_sizes",
-    "instruction_set", "tree_svg",
+    "AddResult", "Attention", "Checkpoints", "Finished", "InFlight", "KvCache", "OutOfChunks", "Pin", "Plan",
+    "Sequence", "Step", "ScheduledSequence", "Threads", "Tree", "View", "WindowedGroups", "WindowedLayers",
+    "head_sizes", "instruction_set", "tree_svg",
 ]  # fmt: skip
 
 

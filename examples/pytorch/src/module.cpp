@@ -74,5 +74,6 @@ NB_MODULE(_core, module) {
   bind_step(module);
   bind_plan(module);
   bind_windows(module);
+  bind_checkpoints(module);
   bind_attention(module);
 }

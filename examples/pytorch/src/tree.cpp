@@ -82,6 +82,7 @@ void bind_sequence(nb::module_& module) {
       .def("__len__", &Sequence::size)
       .def_prop_ro("num_cached", &Sequence::num_cached, "Tokens whose K/V it found written.")
       .def_prop_ro("num_uncomputed", &Sequence::num_uncomputed, "Tokens that are in no step yet.")
+      .def_prop_ro("num_scheduled", &Sequence::num_scheduled, "Leading tokens that are not.")
       .def_prop_ro("num_written", &Sequence::num_written, "Leading tokens with K/V in place.")
       .def_prop_ro("num_pending", &Sequence::num_pending, "Tokens that others are to compute.")
       .def_prop_ro("num_shared", &Sequence::num_shared, "Leading tokens that others have, too.")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chunkattn/attention_plan.hpp>
+#include <chunkattn/cache/checkpoints.hpp>
 #include <chunkattn/cache/policy.hpp>
 #include <chunkattn/cache/windowed_groups.hpp>
 #include <chunkattn/cache/windowed_layers.hpp>

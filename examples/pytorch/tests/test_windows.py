@@ -260,7 +260,8 @@ class WindowsTest(unittest.TestCase):
                 of_group = group.max_chunks * memory.bytes_per_chunk[200]
                 of_tree = ours.max_chunks * (memory.bytes_per_chunk[None] or budget.BARE)
                 self.assertLessEqual(of_tree + of_group, kv_bytes)
-                self.assertGreater(budget.bytes_of(ours.max_chunks + 1, memory.bytes_per_chunk, *size.values()), kv_bytes)
+                divided = budget.Division(memory.bytes_per_chunk, **size)
+                self.assertGreater(divided.bytes_of(ours.max_chunks + 1), kv_bytes)
                 self.assertLessEqual(group.max_chunks, ours.max_chunks)
             with self.assertRaisesRegex(ValueError, r"kv_bytes = 9: expected room for two chunks at least, (\d+) bytes"):
                 Generator(model, kv_bytes=9)
@@ -269,9 +270,9 @@ class WindowsTest(unittest.TestCase):
         for window in [1, 2, 64, 65, 66, *(draw.randrange(1, 1000) for _ in range(9))]:
             touched = [(begin + window - 1) // 64 + 1 for begin in range(64)]
             self.assertEqual(budget.chunks_of_window(window), max(touched))
-        of_groups = budget.chunks_of_groups(640, {None: 5, 100: 7, 4000: 7}, 512, 4096)  # of ten texts, and one step
-        self.assertEqual(of_groups, {100: 10 * 3 + 9, 4000: 10 * 64 + 0})
-        self.assertEqual(budget.chunks_of_groups(641, {100: 7}, 512, 4096), {100: 11 * 3 + 9})
+        divided = budget.Division({None: 5, 100: 7, 4000: 7}, 512, 4096)
+        self.assertEqual(divided.chunks_of_groups(640), {100: 10 * 3 + 9, 4000: 10 * 64 + 0})  # ten texts, and one step
+        self.assertEqual(divided.chunks_of_groups(641), {100: 11 * 3 + 9, 4000: 641})
         for window, expected in ((32767, [32767]), (32768, []), (40000, [])):  # of 32,768 positions
             ours = Generator(make("gemma3", window), check=False)
             self.assertEqual([group.window for group in ours.tree.windows], expected)

@@ -11,7 +11,7 @@ import torch
 
 import chunkattn
 
-from . import budget, interface, layers, sampling, scoring
+from . import budget, interface, layers, sampling, scoring, states
 from .check import check_against_eager
 from .memory import DTYPES, Memory, forward
 from .prompts import rows_of, tokens_of, whole
@@ -42,6 +42,8 @@ class Generator:
     chunks of Tree.chunk_size tokens. Layers with a sliding window have chunks of their own, which are given back
     as it moves on: of kv_bytes, or beside max_chunks, they get what as many texts of typical_length tokens hold as
     the other layers have room for, and a step. swa_full: they keep K/V of all tokens as other layers do.
+    max_states: of a model with recurrent layers, how many of their states are kept for texts that begin alike, beside
+    those of live texts; by default two for each text of typical_length. They count in kv_bytes.
     kv_dtype: the model's, or 'int8', or another. max_sequences: live at once.
     retention, learns: see Tree. threads, reduce, accuracy: see Attention. check: whether two short texts
     are computed by the model's own attention, too, and compared.
@@ -50,13 +52,15 @@ class Generator:
     """
 
     def __init__(self, model, tokenizer=None, *, kv_bytes=1 << 30, max_chunks=None, kv_dtype=None, step_tokens=512,
-                 max_sequences=256, typical_length=4096, swa_full=False, retention="lru", learns=False, threads=None,
-                 reduce="deterministic", accuracy="two_terms", check=True):  # fmt: skip
+                 max_sequences=256, typical_length=4096, swa_full=False, max_states=None, retention="lru", learns=False,
+                 threads=None, reduce="deterministic", accuracy="two_terms", check=True):  # fmt: skip
         for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences), ("kv_bytes", kv_bytes),
                             ("typical_length", typical_length)):  # fmt: skip
             whole(name, value, 1)
         if max_chunks is not None:
             whole("max_chunks", max_chunks, 2)
+        if max_states is not None:
+            whole("max_states", max_states, 1)
         if model.training:
             raise ValueError("model.training = True: expected a model in evaluation mode, see model.eval()")
         model = layers.unwrapped(model)
@@ -66,23 +70,27 @@ class Generator:
         self.step_tokens, self.max_sequences = step_tokens, max_sequences
         self._configs = interface.configs_of(model)
         self._slots = layers.slots_of(model, self._configs)
+        recurrent = states.layers_of(model, {id(slot.module) for slot in self._slots}) if layers.has_states(model) else []
         self._limit = layers.position_limit(model)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         threads = torch.get_num_threads() if threads is None else threads
         threads = threads if isinstance(threads, chunkattn.Threads) else chunkattn.Threads(threads)
         options = {"reduce": reduce, "accuracy": accuracy}
-        longest = 0 if swa_full else (self._limit or budget.MOST) - 1  # a longer window hides nothing
+        longest = 0 if swa_full or recurrent else (self._limit or budget.MOST) - 1  # a longer window hides nothing
         self._memory = Memory(self._slots, kv_dtype or DTYPES[model.dtype], threads, options, longest)
         if check:
-            check_against_eager(model, self._configs, self._slots, threads, options)
-        of_chunk = self._memory.bytes_per_chunk
-        self.max_chunks = max_chunks or budget.chunks_within(kv_bytes, of_chunk, step_tokens, typical_length)
+            check_against_eager(model, self._configs, self._slots, recurrent, threads, options)
+        divided = budget.Division(self._memory.bytes_per_chunk, step_tokens, typical_length, states.bytes_of(recurrent),
+                                  max_sequences, max_states)  # fmt: skip
+        self.max_chunks = max_chunks or divided.chunks_within(kv_bytes)
         if self.max_chunks < 2:
-            raise ValueError(f"kv_bytes = {kv_bytes}: expected room for two chunks at least, "
-                             f"{budget.bytes_of(2, of_chunk, step_tokens, typical_length)} bytes")  # fmt: skip
+            raise ValueError(f"kv_bytes = {kv_bytes}: expected room for two chunks at least, {divided.bytes_of(2)} bytes")
         self.tree = chunkattn.Tree(self.max_chunks, retention=retention, learns=learns)
-        self._memory.allocate(
-            self.tree, budget.chunks_of_groups(self.max_chunks, of_chunk, step_tokens, typical_length))  # fmt: skip
+        of_states = None
+        if recurrent:
+            self.max_sequences, num_kept = divided.states(self.max_chunks)
+            of_states = states.States(recurrent, self.max_sequences, num_kept)
+        self._memory.allocate(self.tree, divided.chunks_of_groups(self.max_chunks), of_states)
         self._plan = chunkattn.Plan()
         self._waiting, self._live, self._events = collections.deque(), [], []
         # Of other threads, of what a step calls, and of Python's garbage collection: for the next turn.
@@ -284,7 +292,7 @@ class Generator:
             self._end(self._cancelled.popleft(), CANCELLED)
         for work in self._live:
             if not work.wanted:
-                work.sequence = None  # who still knows the work, as an exception's traceback may, keeps no K/V
+                self._leave(work)
         self._live = [work for work in self._live if work.wanted]
         self._waiting = collections.deque(work for work in self._waiting if work.wanted)
 
@@ -324,9 +332,17 @@ class Generator:
     def _preempt(self, at):
         """A sequence leaves, and waits in front of the others."""
         work = self._live.pop(at)
-        work.sequence, work.preempted = None, True
+        self._leave(work)
+        work.preempted = True
         self._waiting.appendleft(work)
         self.stats["preemptions"] += 1
+
+    def _leave(self, work):
+        """Who still knows the work, as an exception's traceback may, keeps no K/V."""
+        sequence, slot = work.sequence, work.state
+        work.sequence = work.state = None
+        if slot is not None:
+            self._memory.states.leave(sequence, slot)
 
     def _end(self, request, reason, error=None):
         """Ends all texts of a request that have not ended."""
@@ -362,9 +378,9 @@ class Generator:
 
     def _try_step(self):
         """False, with nothing changed, if there is no room for those that decode, or nothing can run."""
-        step = self.tree.begin_step()
+        step, rows, pieces = self.tree.begin_step(), [], []
         try:
-            rows, scored = self._fill(step)
+            rows, scored, pieces = self._fill(step)
             if not rows:
                 return False
             view = self._plan.build(step)
@@ -372,7 +388,7 @@ class Generator:
             works = [work for _, work in outputs]
             needed = list(dict.fromkeys([row for row, _ in outputs] + list(scored.values())))
             try:
-                logits = forward(self.model, self._configs, self._memory, view, needed if self._keeps else None)
+                logits = forward(self.model, self._configs, self._memory, view, needed if self._keeps else None, pieces)
             except chunkattn.OutOfChunks:  # of layers with a window
                 return False
             if not self._keeps:
@@ -384,20 +400,26 @@ class Generator:
             self.stats["steps"] += 1
             self.stats["rows"] += view.num_rows
             finished = step.finished()
+        except BaseException:
+            self._lose_states(rows, pieces)
+            raise
         finally:
             step.cancel()
+        self._memory.keep(pieces)
         self._commit(finished, works, chosen)
         return True
 
     def _fill(self, step):
         """A token of all that decode; then parts of prompts as far as `step_tokens` allows.
 
-        Returns (row of its logits or None, work) of each sequence that was added, and the rows that are scored.
+        Returns (row of its logits or None, work) of each sequence that was added, the rows that are scored, and of
+        a model with recurrent layers the pieces of all rows.
         """
         decoding = [work for work in self._live if work.decodes]
         if decoding and not step.add_all([work.sequence for work in decoding]):
-            return [], {}
+            return [], {}, []
         rows, scored = [(i, work) for i, work in enumerate(decoding)], {}
+        pieces = [states.Piece(i, 1, work.state) for i, work in enumerate(decoding)]
         left = self.step_tokens - len(decoding)
         for work in self._live:
             if work.decodes:
@@ -406,27 +428,36 @@ class Generator:
                 break
             if not self._is_ready(work):
                 continue
-            added = step.add(work.sequence, left)
+            added, piece = self._memory.add(step, work.sequence, work.state, left)
             if added:  # else it waits for what another one is to compute, or for a chunk
                 work.promised = []  # what it takes now is not available to others
                 rows.append((added.row.output_row if added.row.has_output else None, work))
+                pieces.append(piece)
                 scored.update(work.scored(added.row))
                 left -= added.row.num_rows
-        return rows, scored
+        return rows, scored, pieces
+
+    @staticmethod
+    def _lose_states(rows, pieces):
+        """A step has failed, perhaps after some layers: texts that were in it go on from states that are kept."""
+        for (_, work), piece in zip(rows, pieces):
+            if work.state is not None:
+                work.state, work.decodes = None, False
+                piece.drop()
 
     def _is_ready(self, work):
-        """Whether all windows of its next row are there, perhaps since some of its tokens are to be computed again.
+        """Whether what its next row needs is there, windows or a state, perhaps since tokens are to be computed again.
 
-        Not asked before it has its turn: by then others may have computed the windows that it needs.
+        Not asked before it has its turn: by then others may have computed what it needs.
         """
-        sequence, windows = work.sequence, self._memory.windows
-        if windows.is_ready(sequence):
+        sequence, memory = work.sequence, self._memory
+        if memory.is_ready(sequence, work.state):
             return True
         if sequence.num_pending > 0:  # others compute what it begins with
             return False
         before = sequence.num_uncomputed
         try:
-            windows.resume(sequence)
+            work.state = memory.resume(sequence)
         except chunkattn.OutOfChunks:
             return False
         again = sequence.num_uncomputed - before
@@ -477,9 +508,12 @@ class Generator:
         fork = Work(work.request, choice, tokens)
         if len(self._live) < self.max_sequences:
             fork.sequence = work.sequence.try_fork()
-            if fork.sequence is not None and fork.sequence.try_append(tokens[-1:]) and self._is_ready(fork):
-                fork.decodes = True
-                return fork
-            fork.sequence = None
+            if fork.sequence is not None and fork.sequence.try_append(tokens[-1:]):
+                if work.state is not None:
+                    fork.state = self._memory.states.copied(work.state)
+                if self._is_ready(fork):
+                    fork.decodes = True
+                    return fork
+            fork.sequence = fork.state = None
         self._waiting.appendleft(fork)
         return None

@@ -1,7 +1,8 @@
 """What transformers calls: the attention function and the mask function registered with it.
 
-Nothing of a model is patched. Within `running(model, what)` its configurations name an attention
-implementation that was registered by `AttentionInterface.register()`; outside they are as before.
+Within `running(model, what)` its configurations name an attention implementation that was registered by
+`AttentionInterface.register()`; outside they are as before. So it is with forward() of modules that have a state
+(states.py). Nothing else of a model is touched.
 """
 
 import contextlib
@@ -15,12 +16,17 @@ _thread = threading.local()
 _lock = threading.RLock()  # several generators may have one model, whose configurations say what runs
 
 
-def _attend(module, query, key, value, attention_mask=None, **arguments):
+def current_run():
+    """What this thread computes."""
     run = getattr(_thread, "run", None)
     if run is None:
         raise RuntimeError(f"attention '{STEP}' was called outside of a Generator: a model that one is using in a "
                            "step cannot be called by another thread")  # fmt: skip
-    return run.attend(module, query, key, value, attention_mask, arguments), None
+    return run
+
+
+def _attend(module, query, key, value, attention_mask=None, **arguments):
+    return current_run().attend(module, query, key, value, attention_mask, arguments), None
 
 
 def _mask(*args, **arguments):

@@ -8,13 +8,14 @@ import dataclasses
 import inspect
 
 import torch
+from transformers import DynamicCache, cache_utils
 from transformers.masking_utils import sdpa_mask
 
 import chunkattn
 
 from . import interface
 
-# Kinds of layers (configuration.layer_types) that carry a state from token to token.
+# Kinds of layers (configuration.layer_types) that carry a state from token to token: states.py.
 RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rglru", "xlstm", "rwkv"}
 # Kinds that do not: of models whose class is for hybrids, these alone run.
 STATELESS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
@@ -127,21 +128,38 @@ def unwrapped(model):
         model = inner
 
 
+def has_states(model):
+    """Whether any of its layers has a state that is not K/V of tokens."""
+    text = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or []) | set(getattr(text, "layers_block_type", None) or [])
+    # That its class may have states is no matter if its layers, all of which it names, have none.
+    return bool(kinds & RECURRENT) or (getattr(model, "_is_stateful", False) and not (kinds and kinds <= STATELESS))
+
+
+def cache_with_states(model):
+    """A cache of transformers', and the indices of the layers that have states in it. Raises Unsupported."""
+    kind = getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())
+    try:
+        cache = DynamicCache(config=model.config)
+    except Exception as error:
+        raise Unsupported(f"{type(model).__name__} has recurrent layers, and transformers has no cache for it: "
+                          f"{type(error).__name__}: {error}") from error  # fmt: skip
+    indices = [at for at, layer in enumerate(cache.layers) if isinstance(layer, kind)]
+    if not indices:
+        raise Unsupported(f"{type(model).__name__} has recurrent layers whose states transformers' cache lacks")
+    return cache, indices
+
+
 def refuse_by_configuration(model):
     config = model.config
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise Unsupported(f"{type(model).__name__} is an encoder-decoder model: only decoders run")
-    kinds = set(getattr(text, "layer_types", None) or []) | set(getattr(text, "layers_block_type", None) or [])
-    if recurrent := sorted(kinds & RECURRENT):
-        raise Unsupported(f"{type(model).__name__} has recurrent layers ({', '.join(recurrent)}): they have a state "
-                          "that is not K/V of tokens")  # fmt: skip
-    # That its class may have states is no matter if its layers, all of which it names, have none.
-    if getattr(model, "_is_stateful", False) and not (kinds and kinds <= STATELESS):
-        raise Unsupported(f"{type(model).__name__} has recurrent layers: they have a state that is not K/V of tokens")
     if getattr(text, "attn_temperature_tuning", False) and not all(getattr(text, "no_rope_layers", None) or [0]):
         raise Unsupported(f"{type(model).__name__} scales queries by a token's place in the row that it is given "
                           "(attn_temperature_tuning), not by its position_ids")  # fmt: skip
+    if has_states(model):
+        cache_with_states(model)
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "position_ids" not in parameters:

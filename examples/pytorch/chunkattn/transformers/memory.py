@@ -4,12 +4,15 @@ Layers with a window have a group of chunks of their own for each size of window
 windows move on; the others have the tree's.
 """
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 
 import chunkattn
 
 from . import budget, interface
+from .states import Turn
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -57,22 +60,52 @@ class Memory:
             of_layers = budget.CHUNK * l.bytes_per_token(dtype)
             self.bytes_per_chunk[l.window] = self.bytes_per_chunk.get(l.window, 0) + of_layers
         self.tree = self.windows = None
+        self.states = None  # of recurrent layers, if the model has any
         self.groups = {}  # those of `windows`, by their window
 
-    def allocate(self, tree, window_chunks):
-        """window_chunks: of each window, the chunks of its group."""
+    def allocate(self, tree, window_chunks, states=None):
+        """window_chunks: of each window, the chunks of its group. states: of recurrent layers."""
         self.tree, self.windows = tree, chunkattn.WindowedGroups(tree, window_chunks)
         self.groups = {group.window: group for group in self.windows}
         for layers in self.layers:
             layers.cache = layers.attention.make_cache(
                 self.groups.get(layers.window, tree), self.dtype, layers.num_layers,
                 layers.geometry.num_kv_heads)  # fmt: skip
+        self.states = states
+        if states is not None:
+            states.attach(tree)
 
     @property
     def bytes_used(self):
-        """Of chunks that sequences hold, or that are cached."""
-        return sum(self.bytes_per_chunk[window] * of.stats()["used_chunks"]
-                   for window, of in {None: self.tree, **self.groups}.items())  # fmt: skip
+        """Of chunks and states that sequences hold, or that are cached."""
+        of_states = self.states.bytes_used if self.states is not None else 0
+        return of_states + sum(self.bytes_per_chunk[window] * of.stats()["used_chunks"]
+                               for window, of in {None: self.tree, **self.groups}.items())  # fmt: skip
+
+    def is_ready(self, sequence, slot):
+        """Whether a sequence can be added to a step: it has the windows of its next row, and a state in a slot."""
+        return self.windows.is_ready(sequence) and (self.states is None or slot is not None)
+
+    def resume(self, sequence):
+        """Has a sequence computed from where its windows are, or its state, of which a slot is returned.
+
+        Raises OutOfChunks.
+        """
+        if self.states is not None:  # beside which no layers have windows
+            return self.states.resume(sequence)
+        self.windows.resume(sequence)
+        return None
+
+    def add(self, step, sequence, slot, max_tokens):
+        """Step.add(), to where a state is wanted: (what it says, Piece or None)."""
+        if self.states is not None:
+            return self.states.add(step, sequence, slot, max_tokens)
+        return step.add(sequence, max_tokens), None
+
+    def keep(self, pieces):
+        """After the step of these pieces."""
+        if self.states is not None:
+            self.states.keep(pieces)
 
     def views(self, view):
         """By window: what the layers read of a step. Raises OutOfChunks."""
@@ -108,16 +141,17 @@ class Run:
         return out[..., : slot.geometry.value_dim].contiguous() if layers.more_value else out
 
 
-def forward(model, configs, memory, view, rows=None):
-    """Logits of a view's rows, or of some of them: [rows][vocabulary].
+def forward(model, configs, memory, view, rows=None, pieces=()):
+    """Logits of a view's rows, or of some of them: [rows][vocabulary]. pieces: whose states they go on from.
 
     Raises OutOfChunks, before anything is computed, where a group has no room.
     """
     run = Run(memory, view)
+    turn = contextlib.nullcontext() if memory.states is None else Turn(memory.states, pieces).running()
     tokens = torch.from_numpy(view.tokens).long()[None]
     positions = torch.from_numpy(view.positions).long()[None]
     keep = {} if rows is None else {"logits_to_keep": torch.tensor(rows, dtype=torch.long)}
-    with interface.running(configs, interface.STEP, run), torch.inference_mode():
+    with interface.running(configs, interface.STEP, run), turn, torch.inference_mode():
         logits = model(input_ids=tokens, position_ids=positions, use_cache=False, **keep).logits[0]
     if run.slot != len(memory.slots):
         raise RuntimeError(f"attention was called {run.slot} times, expected {len(memory.slots)}")

@@ -23,7 +23,7 @@ class Request:
     sampler: object = dataclasses.field(repr=False)
     insert: dict = dataclasses.field(repr=False)  # keywords of Tree.insert()
     streamer: object = dataclasses.field(default=None, repr=False)
-    cached_tokens: int = 0  # of the prompt, found when it joined and not computed again for windows
+    cached_tokens: int = 0  # of the prompt, found when it joined and not computed again for windows or states
     error: Exception | None = None  # what a processor, criterion or streamer of this request raised
     _generator: object = dataclasses.field(default=None, repr=False)  # a weak reference
     _has_events: bool = dataclasses.field(default=True, repr=False)
@@ -67,6 +67,7 @@ class Work:
         self.tokens = tokens  # all known ones
         self.splits = splits  # the texts after this one fork off with the next output
         self.sequence = None  # while it is live
+        self.state = None  # a Slot with the state of recurrent layers after all rows that are computed
         self.promised = []  # of each group of layers with a window, the chunks that it is to take
         self.decodes = False
         self.preempted = False  # it has been live before
