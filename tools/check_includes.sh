@@ -12,7 +12,7 @@ public() {  # public LAYER: its headers that users include, outside of its folde
     tree) echo sequence step prefix_tree ;;
     plan) echo attention_plan ;;
     kv) echo kv_view kv_cache ;;
-    attention) echo attention_options variants merge_state ;;
+    attention) echo attention_options head_rows variants merge_state ;;
     cpu) echo chunk_attention ;;
     cuda) echo cuda ;;
     core) echo chunkattn ;;

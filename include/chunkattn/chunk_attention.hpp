@@ -18,7 +18,7 @@
 #include <variant>
 
 #include "attention_options.hpp"
-#include "detail/attention/qo_heads.hpp"
+#include "detail/attention/row_places.hpp"
 #include "detail/attention/sm_scale.hpp"
 #include "detail/cpu/call.hpp"
 #include "detail/cpu/checks.hpp"
@@ -30,6 +30,7 @@
 #include "detail/support/in_use.hpp"
 #include "detail/support/instruction_sets.hpp"
 #include "executor.hpp"
+#include "head_rows.hpp"
 #include "variants.hpp"
 
 // Where kernels are compiled elsewhere, one that is missing is an error of the linker.
@@ -89,12 +90,13 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param layer  K and V memory of the layer: KvCache::layer(), or any KvView
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's order; float,
-  ///               half or bfloat16, rounded to the layer's type to nearest even
+  ///               half or bfloat16, rounded to the layer's type to nearest even. Arrays without
+  ///               gaps, or HeadRows
   template <KvElement T, class K, class V>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v,
              DeviceStream<Cpu> = {}) {
     if constexpr (detail::cpu::QoRange<K> && detail::cpu::QoRange<V>)
-      write_rows(layer, plan, detail::cpu::span_of(k), detail::cpu::span_of(v), true);
+      write_rows(layer, plan, detail::cpu::given_to_read(k), detail::cpu::given_to_read(v), true);
     else
       detail::cpu::explain_buffers<K, V>();
   }
@@ -109,23 +111,24 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   template <KvElement T, class K>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
     if constexpr (detail::cpu::QoRange<K>)
-      write_rows(layer, plan, detail::cpu::span_of(k), decltype(detail::cpu::span_of(k)){}, false);
+      write_rows(layer, plan, detail::cpu::given_to_read(k),
+                 decltype(detail::cpu::given_to_read(k)){}, false);
     else
       detail::cpu::explain_buffers<K>();
   }
 
   /// Causal attention of the plan's rows over their whole contexts. num_qo_heads is
-  /// q.size() / (num_rows * HeadDim), at most max_qo_heads, and must be a multiple of the layer's
-  /// num_kv_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads). NaN in, NaN out:
-  /// docs/cpu.md says what becomes of NaN and infinities.
+  /// q.size() / (num_rows * HeadDim), or HeadRows::num_heads, at most max_qo_heads, and must be a
+  /// multiple of the layer's num_kv_heads; query head h reads KV head h / (num_qo_heads /
+  /// num_kv_heads). NaN in, NaN out: docs/cpu.md says what becomes of NaN and infinities.
   ///
   /// \param layer  K and V of the layer, written before by write() or kernels of your own
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param q      [num_rows][num_qo_heads][HeadDim], in the caller's order; float, half or
-  ///               bfloat16
-  /// \param out    [num_rows][num_qo_heads][ValueDim], float, half or bfloat16; every element is
-  ///               written. It may be q itself, if that has as many bytes, and overlaps it no other
-  ///               way
+  ///               bfloat16, without gaps or as HeadRows
+  /// \param out    [num_rows][num_qo_heads][ValueDim], likewise; every element is written. It may
+  /// be
+  ///               q itself, if that has as many bytes, and overlaps it no other way
   /// \param options  where the softmax denominators go
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree. If the executor throws, `out` and
@@ -150,7 +153,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     constexpr bool is_variant =
         AttentionVariant<V>;  // compilers would explain the concept at length
     if constexpr (is_variant && detail::cpu::QoRange<Q> && detail::cpu::WritableRange<Out>) {
-      run_rows(layer, plan, variant, detail::cpu::span_of(q), detail::cpu::span_of(out),
+      run_rows(layer, plan, variant, detail::cpu::given_to_read(q), detail::cpu::given_rows(out),
                options.lse);
     } else {
       static_assert(
@@ -185,54 +188,55 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   }
 
   template <class T, class K, class V>
-  void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k, std::span<V> v,
-                  bool has_v) {
+  void write_rows(const KvView<T>& layer, const LiveView& plan, const detail::GivenRows<const K>& k,
+                  const detail::GivenRows<const V>& v, bool has_v) {
     const detail::InUse::Call call(in_use_, "attention");
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
-    detail::cpu::check_size("k", k,
-                            static_cast<std::size_t>(view.num_rows) *
-                                static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
-                            "num_rows * num_kv_heads * head_dim");
+    const auto rows = [&](const char* name, const auto& given, int dim) {
+      return detail::checked_rows(name, given, view.num_rows, layer.num_kv_heads,
+                                  "layer.num_kv_heads", dim,
+                                  dim == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                                 : "num_rows * num_kv_heads * value_dim");
+    };
+    const auto keys = rows("k", k, HeadDim);
     detail::check_writes(layer, view);
     detail::check_own_v(layer);
-    if (has_v)
-      detail::cpu::check_size("v", v, k.size() / HeadDim * ValueDim,
-                              ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
-                                                  : "num_rows * num_kv_heads * value_dim");
+    const auto values = has_v ? rows("v", v, ValueDim) : HeadRows<const V>{};
     detail::check_argument(
         layer.has_v_in_k() != has_v, "v", has_v ? "given" : "not given",
         has_v ? "nothing: this layer's V is in K, which is written alone"
               : "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
     detail::cpu::write_kernels<HeadDim, ValueDim>(engine_, detail::cpu::ExecutorRef(*executor_),
-                                                  layer, view, k.data(), v.data());
+                                                  layer, view, keys, values);
     detail::note_written(layer, view);
   }
 
   template <class T, class V, class X, class Y>
-  void run_rows(const KvView<T>& layer, const LiveView& plan, const V& variant, std::span<X> query,
-                std::span<Y> result, std::span<float> lse) {
+  void run_rows(const KvView<T>& layer, const LiveView& plan, const V& variant,
+                const detail::GivenRows<const X>& query, const detail::GivenRows<Y>& result,
+                std::span<float> lse) {
     const detail::InUse::Call alone(in_use_, "attention");
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
-    const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
-    detail::cpu::check_size("q", query, query.size(), "");  // its memory
+    const HeadRows<const X> q = detail::checked_queries(query, view.num_rows, HeadDim);
+    const int num_qo_heads = q.num_heads;
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
       detail::fail_argument("num_qo_heads", num_qo_heads,
                             {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});
-    const std::size_t lines = query.size() / HeadDim;
-    detail::cpu::check_size(
-        "out", result, lines * ValueDim,
+    const HeadRows<Y> out = detail::checked_rows(
+        "out", result, view.num_rows, num_qo_heads, "those of q", ValueDim,
         ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
-    detail::check_out_beside_q(std::span<const X>(query), result);
-    if (!lse.empty()) {
-      detail::cpu::check_size("lse", lse, lines, "0 or num_rows * num_qo_heads");
-      detail::check_lse_beside(lse, std::span<const X>(query), result);
-    }
+    if (!lse.empty())
+      detail::check_size(
+          "lse", lse,
+          static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(num_qo_heads),
+          "0 or num_rows * num_qo_heads");
+    detail::check_outputs(q, out, lse);
     if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);
     detail::check_host_memory(variant);
     detail::check_window(variant, view);
@@ -240,9 +244,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     detail::check_written(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
-    const detail::cpu::Call<T, std::remove_const_t<X>, Y, V> call{
-        layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
-        num_qo_heads, group, variant};
+    const detail::cpu::Call<T, X, Y, V> call{
+        layer, view, q, out, lse.empty() ? nullptr : lse.data(), num_qo_heads, group, variant};
     const detail::cpu::ExecutorRef executor(*executor_);
     if constexpr (std::is_same_v<V, NoVariant>)
       detail::cpu::run_kernels<HeadDim, ValueDim>(engine_, executor, call);

@@ -14,6 +14,7 @@
 #include "error.hpp"
 #include "executor.hpp"
 #include "fwd.hpp"
+#include "head_rows.hpp"
 #include "kv_cache.hpp"
 #include "kv_view.hpp"
 #include "merge_state.hpp"

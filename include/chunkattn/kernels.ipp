@@ -33,4 +33,5 @@
   template void chunkattn::detail::cpu::write_kernels<HeadDim, ValueDim, Element, Qo, Qo>(        \
       chunkattn::detail::cpu::AnyEngine<HeadDim, ValueDim>&,                                      \
       const chunkattn::detail::cpu::ExecutorRef&, const chunkattn::KvView<Element>&,              \
-      const chunkattn::PlanView&, const Qo*, const Qo*)
+      const chunkattn::PlanView&, const chunkattn::HeadRows<const Qo>&,                           \
+      const chunkattn::HeadRows<const Qo>&)

@@ -200,7 +200,7 @@ TEST_CASE_FIXTURE(Fixture, "a stride that was forgotten is refused by its name")
 TEST_CASE("buffers have the size that their shape says") {
   const float data[65] = {};
   const auto of = [](const float* first, std::size_t size) {
-    return failure([=] { detail::cpu::check_size("q", std::span(first, size), 64, "shape"); });
+    return failure([=] { detail::check_size("q", std::span(first, size), 64, "shape"); });
   };
   CHECK(of(data, 64) == "");
   CHECK(of(data, 63) == "q.size() = 63");

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -82,6 +83,20 @@ TEST_CASE("write and run have the bits of the template's, with and without a var
   check(NoVariant{});
   check(SlidingWindow{4});
   CHECK(!same_bits<half>(seen[0], seen[1]));
+#if CHUNKATTN_EXCEPTIONS
+  const HeadRows<half> apart{.data = out.span().data(), .num_tokens = engine.view.num_rows};
+  const AnyKvView layer = cache->layer(0, &other);
+  const std::string text =
+      " = HeadRows: expected elements without gaps: kernels of this device take no strides";
+  CHECK(refused([&] { any->write(layer, engine.view, apart, step.v->span(), &other); }) ==
+        "k" + text);
+  CHECK(refused([&] { any->write(layer, engine.view, step.k->span(), apart, &other); }) ==
+        "v" + text);
+  CHECK(refused([&] { any->run(layer, engine.view, apart, out.span(), {.stream = &other}); }) ==
+        "q" + text);
+  CHECK(refused([&] { any->run(layer, engine.view, step.q->span(), apart, {.stream = &other}); }) ==
+        "out" + text);
+#endif
   engine.steps.clear();
 }
 

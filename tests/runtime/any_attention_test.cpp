@@ -394,6 +394,64 @@ TEST_CASE("an engine's own memory as a view of a type known at run time") {
         "layer.type() = half: expected float");
 }
 
+TEST_CASE("rows apart: the bits of rows without gaps, and what is wrong by its name") {
+  Problem problem{HeadSize(24, 16)};
+  const auto any = make_attention<Cpu, HeadDims<HeadSize(24, 16)>, Small, Variants<NoVariant>,
+                                  ElementTypes<float, half>>(HeadSize(24, 16), 1);
+  const auto cache = any->make_cache(problem.tree, ElementType::half, {1, num_kv_heads});
+  const auto other = any->make_cache(problem.tree, ElementType::half, {1, num_kv_heads});
+  const int rows = problem.view.num_rows;
+  const auto apart = [rows](std::vector<float>& memory, const std::vector<float>& dense, int heads,
+                            int dim) {
+    memory.assign(static_cast<std::size_t>(rows * heads * (dim + 1)), 7.0f);
+    const HeadRows<float> made{.data = memory.data(),
+                               .num_tokens = rows,
+                               .num_heads = heads,
+                               .head_dim = dim,
+                               .stride_token = dim + 1,
+                               .stride_head = std::int64_t{rows} * (dim + 1)};
+    for (int row = 0; row < rows; ++row)
+      for (int head = 0; head < heads; ++head)
+        std::copy_n(dense.begin() + (row * heads + head) * dim, dim, made.row(row, head));
+    return made;
+  };
+  std::vector<float> memory[4];
+  const HeadRows<float> q = apart(memory[0], problem.q, num_qo_heads, 24),
+                        k = apart(memory[1], problem.k, num_kv_heads, 24),
+                        v = apart(memory[2], problem.v, num_kv_heads, 16);
+  any->write(cache->layer(0), problem.view, problem.k, problem.v);
+  any->write(other->layer(0), problem.view, k, v);
+  auto cache_kv = cache->as<half>(), other_kv = other->as<half>();
+  CHECK(kv_of(problem, cache_kv) == kv_of(problem, other_kv));
+  Result<float> expected(problem, 16), got(problem, 16);
+  const HeadRows<float> out = apart(memory[3], got.out, num_qo_heads, 16);
+  any->run(cache->layer(0), problem.view, problem.q, expected.out, {.lse = expected.lse});
+  any->run(other->layer(0), problem.view, q, out, {.lse = got.lse});
+  std::vector<float> expected_memory;
+  (void)apart(expected_memory, expected.out, num_qo_heads, 16);
+  CHECK(memory[3] == expected_memory);
+  CHECK(got.lse == expected.lse);
+  any->run(other->layer(0), problem.view, ConstElements(Elements(q)), got.out, {.lse = got.lse});
+  CHECK(got.out == expected.out);
+
+  HeadRows<float> broken = q;
+  broken.stride_head = 0;
+  CHECK(refused([&] { any->run(other->layer(0), problem.view, broken, out); }) ==
+        "q.stride_head = 0: expected at least the row's 24 elements");
+  broken = v;
+  broken.num_tokens = 1;
+  CHECK(refused([&] { any->write(other->layer(0), problem.view, k, broken); }) ==
+        "v.num_tokens = 1: expected the plan's query tokens, " + std::to_string(rows));
+  const HeadRows<half> halves{};
+  CHECK(refused([&] { any->run(other->layer(0), problem.view, q, halves); }) ==
+        "out.type = half: expected that of q, float");
+  CHECK(refused([&] { any->write(other->layer(0), problem.view, halves, {}); }) ==
+        "k.num_tokens = 0: expected the plan's query tokens, " + std::to_string(rows));
+  CHECK(refused([&] {
+          any->write(other->layer(0), problem.view, problem.k, HeadRows<const float>{});
+        }) == "v.num_tokens = 0: expected the plan's query tokens, " + std::to_string(rows));
+}
+
 TEST_CASE("what was not compiled in is refused by naming what was") {
   using Dims = HeadDims<16, HeadSize(24, 16)>;
   CHECK(refused([] { (void)make_attention<Cpu, Dims, Small>(80); }) ==

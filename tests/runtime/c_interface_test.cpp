@@ -93,11 +93,11 @@ struct Memory {
 
 /// Rows of `size` elements with gaps of NaN between them.
 template <class T>
-struct Rows {
+struct Gapped {
   std::int64_t stride;
   std::vector<T> strided, dense;
 
-  Rows(test::Random& random, int rows, int size)
+  Gapped(test::Random& random, int rows, int size)
       : stride(size + (random.chance(0.5) ? random.uniform(1, 9) : 0)) {
     strided.resize(static_cast<std::size_t>(rows * stride + 1),
                    from_float<T>(std::numeric_limits<float>::quiet_NaN()));
@@ -142,10 +142,11 @@ void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t 
     batch.geometry.joined = false;
     const int rows = batch.num_rows();
     const PageGeometry& pages = batch.geometry;
-    const bool v_apart = random.chance(0.5);
-    Memory<Kv, HeadDim, ValueDim> ours(pages, v_apart), theirs(pages, v_apart);
+    const bool v_behind = random.chance(0.5);
+    Memory<Kv, HeadDim, ValueDim> ours(pages, v_behind), theirs(pages, v_behind);
     ours.fill(random);
     theirs.memory = ours.memory;
+    const std::vector<Kv> before = ours.memory;
 
     const Plan plan = make_plan(pages.page_size, pages.num_pages, pages.null_page);
     REQUIRE(plan);
@@ -157,8 +158,8 @@ void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t 
     const LiveView view = reference.build(with_slots);
     REQUIRE(view.num_rows == rows);
 
-    const Rows<Qo> q(random, rows, num_qo_heads * HeadDim), k(random, rows, num_kv_heads * HeadDim),
-        v(random, rows, num_kv_heads * ValueDim);
+    const Gapped<Qo> q(random, rows, num_qo_heads * HeadDim),
+        k(random, rows, num_kv_heads * HeadDim), v(random, rows, num_kv_heads * ValueDim);
     if (with_slots.slot_mapping.empty())
       REQUIRE_MESSAGE(chunkattn_write(attention.get(), plan.get(), &ours.layer, k.strided.data(),
                                       k.stride, v.strided.data(), v.stride, rows) == 0,
@@ -198,6 +199,38 @@ void check_against_cpp(std::uint64_t stream, std::int32_t kv_type, std::int32_t 
     if (kind == 4 || kind == 5) run(combine(Sinks{per_head}, seen));
     if (kind == 6) run(Alibi{slopes});
     CHECK(same_bits(out, expected));
+    CHECK(same_bits(lse, expected_lse));
+
+    // All four with heads first, a gap of one element behind each row.
+    const auto apart = [rows](const std::vector<Qo>& dense, int heads, int dim) {
+      std::vector<Qo> rows_apart(static_cast<std::size_t>(heads * rows * (dim + 1)),
+                                 from_float<Qo>(std::numeric_limits<float>::quiet_NaN()));
+      for (int row = 0; row < rows; ++row)
+        for (int head = 0; head < heads; ++head)
+          std::copy_n(dense.begin() + (row * heads + head) * dim, dim,
+                      rows_apart.begin() + (head * rows + row) * (dim + 1));
+      return rows_apart;
+    };
+    const auto given = [rows](std::vector<Qo>& memory, int dim) {
+      return chunkattn_rows{memory.data(), dim + 1, std::int64_t{rows} * (dim + 1)};
+    };
+    std::vector<Qo> q_apart = apart(q.dense, num_qo_heads, HeadDim),
+                    k_apart = apart(k.dense, num_kv_heads, HeadDim),
+                    v_apart = apart(v.dense, num_kv_heads, ValueDim),
+                    out_apart = apart(poison, num_qo_heads, ValueDim);
+    const chunkattn_rows q_rows = given(q_apart, HeadDim), k_rows = given(k_apart, HeadDim),
+                         v_rows = given(v_apart, ValueDim), out_rows = given(out_apart, ValueDim);
+    if (with_slots.slot_mapping.empty()) {
+      Memory<Kv, HeadDim, ValueDim> again(pages, v_behind);
+      again.memory = before;
+      REQUIRE(chunkattn_write_rows(attention.get(), plan.get(), &again.layer, &k_rows, &v_rows,
+                                   rows) == 0);
+      CHECK(same_bits(again.memory, theirs.memory));
+    }
+    REQUIRE(chunkattn_run_rows(attention.get(), plan.get(), &ours.layer,
+                               kind == 0 ? nullptr : &variant, &q_rows, rows, &out_rows,
+                               lse.data()) == 0);
+    CHECK(same_bits(out_apart, apart(expected, num_qo_heads, ValueDim)));
     CHECK(same_bits(lse, expected_lse));
   }
 }

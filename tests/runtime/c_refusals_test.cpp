@@ -42,10 +42,12 @@ namespace {
 
 int calls = 0;                    // of all attentions
 CpuOptions asked_for;             // of the one made last
+bool uses_threads = false;        // as attention that has something to compute
 std::function<void()> interrupt;  // called in each call
 
 class Noting final : public AnyAttention {
  public:
+  explicit Noting(OpenMpExecutor& threads) : threads_(threads) {}
   const char* device() const noexcept override { return "none"; }
   const char* instruction_set() const noexcept override { return "none"; }
   int head_dim() const noexcept override { return 16; }
@@ -66,7 +68,8 @@ class Noting final : public AnyAttention {
 
  private:
   // It refuses what attention refuses, which is in names of C++.
-  static void note(const AnyKvView& layer, const PlanView& plan) {
+  void note(const AnyKvView& layer, const PlanView& plan) {
+    if (uses_threads) threads_.parallel_for(2, [](int) {});
     layer.visit([&](const auto& view) {
       detail::cpu::check_view(view, plan, 16, 16);
       detail::check_pieces(view, plan);
@@ -79,11 +82,13 @@ class Noting final : public AnyAttention {
                                         const KvCacheOptions&) const override {
     return nullptr;
   }
+
+  OpenMpExecutor& threads_;
 };
 
-std::unique_ptr<AnyAttention> note(const CpuOptions& options) {
+std::unique_ptr<AnyAttention> note(OpenMpExecutor& threads, const CpuOptions& options) {
   asked_for = options;
-  return std::make_unique<Noting>();
+  return std::make_unique<Noting>(threads);
 }
 
 /// The identifiers of the header, outside of comments.
@@ -161,6 +166,13 @@ struct Input {
   void* out = out_rows.data();
   float* lse = lse_rows.data();
 
+  // The same, heads apart too.
+  std::vector<float> apart = std::vector<float>(4 * 400, 1.0f);
+  chunkattn_rows q_apart{&apart[0], 4 * 20 + 3, 20}, k_apart{&apart[400], 16, 32},
+      v_apart{&apart[800], 0, 0}, out_apart{&apart[1200], 70, 17};
+  const chunkattn_rows *q_given = &q_apart, *k_given = &k_apart, *v_given = &v_apart,
+                       *out_given = &out_apart;
+
   chunkattn_attention* attention = nullptr;  // those of the test, unless these are null
   chunkattn_plan* plan = nullptr;
 
@@ -174,7 +186,9 @@ enum Call : unsigned {
   build = 4,
   store = 8,
   store_slots = 16,
-  run = 32
+  run = 32,
+  store_apart = 64,
+  run_apart = 128
 };
 
 template <class T>
@@ -198,7 +212,8 @@ std::vector<Bad> bad_inputs() {
   const auto bad = [&](unsigned which, std::string text, std::function<void(Input&)> put) {
     all.push_back({which, std::move(text), std::move(put)});
   };
-  const unsigned layered = store | store_slots | run, written = store | store_slots;
+  const unsigned written = store | store_slots, runs = run | run_apart;
+  const unsigned planned = store | store_apart | runs, layered = planned | store_slots;
   const auto aligned = [](const char* name, int alignment) {
     return std::string(name) + " = misaligned: expected an address that is a multiple of " +
            std::to_string(alignment);
@@ -312,10 +327,10 @@ std::vector<Bad> bad_inputs() {
 
   // attention, plan
   bad(layered, "attention = null: expected not null", [](Input& i) { i.attention = nullptr; });
-  bad(build | store | run, "plan = null: expected not null", [](Input& i) { i.plan = nullptr; });
+  bad(build | planned, "plan = null: expected not null", [](Input& i) { i.plan = nullptr; });
   bad(layered, aligned("attention", alignof(chunkattn_attention)),
       [](Input& i) { i.attention = shifted(i.attention); });
-  bad(build | store | run, aligned("plan", 8), [](Input& i) { i.plan = shifted(i.plan); });
+  bad(build | planned, aligned("plan", 8), [](Input& i) { i.plan = shifted(i.plan); });
 
   // layer
   bad(layered, "layer = null: expected not null", [](Input& i) { i.layer_given = nullptr; });
@@ -329,10 +344,10 @@ std::vector<Bad> bad_inputs() {
   for (const int pages : {0, -3})
     bad(layered, "layer.num_pages = " + std::to_string(pages) + ": expected at least 1",
         [=](Input& i) { i.layer.num_pages = pages; });
-  bad(store | run, "layer.num_pages = 2: expected at least those of the plan, 3",
+  bad(planned, "layer.num_pages = 2: expected at least those of the plan, 3",
       [](Input& i) { i.layer.num_pages = 2; });
   bad(layered, "layer.page_size = 0: expected at least 1", [](Input& i) { i.layer.page_size = 0; });
-  bad(store | run, "layer.page_size = 8: expected that of the plan, 4",
+  bad(planned, "layer.page_size = 8: expected that of the plan, 4",
       [](Input& i) { i.layer.page_size = 8; });
   for (std::size_t n = 0; n < 3; ++n)
     for (const bool of_v : {false, true}) {
@@ -353,15 +368,16 @@ std::vector<Bad> bad_inputs() {
     i.layer.k = reinterpret_cast<void*>(std::numeric_limits<std::uintptr_t>::max() - 255);
   });
   for (const std::ptrdiff_t shift : {0, 15, -15})
-    bad(written, "layer.v = memory of layer.k: expected memory of V of its own", [=](Input& i) {
-      i.layer.k = i.memory.data() + 16;
-      i.layer.v = i.memory.data() + 16 + shift;
-    });
+    bad(written | store_apart, "layer.v = memory of layer.k: expected memory of V of its own",
+        [=](Input& i) {
+          i.layer.k = i.memory.data() + 16;
+          i.layer.v = i.memory.data() + 16 + shift;
+        });
 
   // tokens
-  bad(store | run, "num_tokens = 1: expected at least the plan's query tokens, 2",
+  bad(planned, "num_tokens = 1: expected at least the plan's query tokens, 2",
       [](Input& i) { i.num_tokens = 1; });
-  bad(store | run, "num_tokens = -2147483647: expected at least the plan's query tokens, 2",
+  bad(planned, "num_tokens = -2147483647: expected at least the plan's query tokens, 2",
       [](Input& i) { i.num_tokens = -most; });
   bad(store_slots, "num_tokens = -1: expected a count", [](Input& i) { i.num_tokens = -1; });
   bad(store_slots, "slots = null: expected not null", [](Input& i) { i.slots = nullptr; });
@@ -389,10 +405,61 @@ std::vector<Bad> bad_inputs() {
   rows(written, "v", &Input::v, &Input::v_stride, "32");
   rows(run, "q", &Input::q, &Input::q_stride, "64");
 
+  // rows apart
+  struct Apart {
+    unsigned which;
+    const char* name;
+    chunkattn_rows Input::* rows;
+    const chunkattn_rows* Input::* given;
+    int heads;
+  };
+  for (const Apart& a : {Apart{store_apart, "k", &Input::k_apart, &Input::k_given, 2},
+                         Apart{store_apart, "v", &Input::v_apart, &Input::v_given, 2},
+                         Apart{run_apart, "q", &Input::q_apart, &Input::q_given, 4},
+                         Apart{run_apart, "out", &Input::out_apart, &Input::out_given, 4}}) {
+    const std::string name = a.name;
+    bad(a.which, name + " = null: expected not null", [=](Input& i) { i.*a.given = nullptr; });
+    bad(a.which, aligned(a.name, 8), [=](Input& i) { i.*a.given = shifted(i.*a.given); });
+    bad(a.which, name + ".data = null: expected memory",
+        [=](Input& i) { (i.*a.rows).data = nullptr; });
+    bad(a.which,
+        name + ".data = misaligned: expected an address that is a multiple of the element's size",
+        [=](Input& i) { (i.*a.rows).data = shifted(static_cast<char*>((i.*a.rows).data)); });
+    for (const auto& [field, stride] : {std::pair{".stride_token", &chunkattn_rows::stride_token},
+                                        std::pair{".stride_head", &chunkattn_rows::stride_head}}) {
+      for (const std::string text : {"15", "-1", "-9223372036854775807"})
+        bad(a.which, name + field + " = " + text + ": expected at least the row's 16 elements",
+            [=, member = stride](Input& i) { (i.*a.rows).*member = std::stoll(text); });
+      for (const std::int64_t value : {huge, huge / 4})
+        bad(a.which,
+            name + field + " = " + std::to_string(value) +
+                ": expected rows within the address space",
+            [=, member = stride](Input& i) { (i.*a.rows).*member = value; });
+    }
+    const int token = (a.heads - 1) * 20 + 16;
+    bad(a.which,
+        name + ".stride_token = " + std::to_string(token - 1) +
+            ": expected rows that do not overlap: at least " + std::to_string(token) +
+            ", all heads of a token, or with a stride_head of at least " +
+            std::to_string(token + 15) + ", all tokens of a head",
+        [=](Input& i) {
+          (i.*a.rows).stride_token = token - 1;
+          (i.*a.rows).stride_head = 20;
+        });
+  }
+  for (const std::ptrdiff_t at : {1, 15, 83, 83 + 75})
+    bad(run_apart,
+        "out = memory of q: expected memory of its own, or q itself if it has as many bytes",
+        [=](Input& i) { i.out_apart = {i.apart.data() + at, 0, 0}; });
+  bad(run_apart, "lse = memory of q: expected memory of its own",
+      [](Input& i) { i.lse = i.apart.data() + 15; });
+  bad(run_apart, "lse = memory of out: expected memory of its own",
+      [](Input& i) { i.lse = i.apart.data() + 1200 + 70 - 8; });
+
   // out, lse
   bad(run, "out = null: expected memory of its rows", [](Input& i) { i.out = nullptr; });
   bad(run, aligned("out", 4), [](Input& i) { i.out = static_cast<char*>(i.out) + 2; });
-  bad(run, aligned("lse", 4), [](Input& i) { i.lse = shifted(i.lse); });
+  bad(runs, aligned("lse", 4), [](Input& i) { i.lse = shifted(i.lse); });
   const std::string beside_q =
       "out = memory of q: expected memory of its own, or q itself if it has as many bytes";
   for (const std::ptrdiff_t at : {1, 127, -1, -127})
@@ -419,7 +486,7 @@ std::vector<Bad> bad_inputs() {
   for (const bool of_v : {false, true})
     for (const bool is_lse : {false, true})
       for (const std::ptrdiff_t at : {of_v ? 0 : -1, 0, 200, 383})
-        bad(run,
+        bad(runs,
             std::string(is_lse ? "lse" : "out") + " = memory of layer." + (of_v ? "v" : "k") +
                 ": expected memory of its own",
             [=](Input& i) {
@@ -428,28 +495,31 @@ std::vector<Bad> bad_inputs() {
               i.layer.v = i.memory.data() + 385;
               float* const where = i.memory.data() + (of_v ? 385 : 1) + at;
               (is_lse ? i.lse : reinterpret_cast<float*&>(i.out)) = where;
+              if (!is_lse) i.out_apart = {where, 0, 0};
             });
 
   // variant
-  bad(run, aligned("variant", 8), [](Input& i) { i.variant_given = shifted(&i.variant); });
+  bad(runs, aligned("variant", 8), [](Input& i) { i.variant_given = shifted(&i.variant); });
   for (const int window : {-1, -most})
-    bad(run, "variant.window = " + std::to_string(window) + ": expected a count, or 0 for all keys",
+    bad(runs,
+        "variant.window = " + std::to_string(window) + ": expected a count, or 0 for all keys",
         [=](Input& i) { i.variant.window = window; });
   for (const auto& [text, cap] :
        {std::pair{"-2.000000", -2.0f}, std::pair{"nan", std::nanf("")}, std::pair{"inf", infinity}})
-    bad(run,
+    bad(runs,
         std::string("variant.soft_cap = ") + text +
             ": expected a positive finite bound, or 0 for none",
         [bound = cap](Input& i) { i.variant.soft_cap = bound; });
-  bad(run, "variant.sinks = given: expected null beside soft_cap", [](Input& i) {
+  bad(runs, "variant.sinks = given: expected null beside soft_cap", [](Input& i) {
     i.variant.soft_cap = 1;
     i.variant.sinks = i.four.data();
   });
-  bad(run, aligned("variant.sinks", 4), [](Input& i) { i.variant.sinks = shifted(i.four.data()); });
-  bad(run, aligned("variant.alibi_slopes", 4),
+  bad(runs, aligned("variant.sinks", 4),
+      [](Input& i) { i.variant.sinks = shifted(i.four.data()); });
+  bad(runs, aligned("variant.alibi_slopes", 4),
       [](Input& i) { i.variant.alibi_slopes = shifted(i.four.data()); });
   for (int n = 0; n < 3; ++n)
-    bad(run, "variant.alibi_slopes = given: expected null beside window, soft_cap or sinks",
+    bad(runs, "variant.alibi_slopes = given: expected null beside window, soft_cap or sinks",
         [=](Input& i) {
           i.variant.alibi_slopes = i.four.data();
           if (n == 0) i.variant.window = 2;
@@ -459,7 +529,7 @@ std::vector<Bad> bad_inputs() {
   for (std::size_t head = 0; head < 4; ++head)
     for (const auto& [text, slope] : {std::pair{"-0.500000", -0.5f}, std::pair{"0.000000", 0.0f},
                                       std::pair{"nan", std::nanf("")}, std::pair{"inf", infinity}})
-      bad(run,
+      bad(runs,
           "variant.alibi_slopes[" + std::to_string(head) + "] = " + text +
               ": expected a positive finite slope",
           [=, number = slope](Input& i) {
@@ -468,13 +538,14 @@ std::vector<Bad> bad_inputs() {
           });
   for (const bool is_lse : {false, true})
     for (const bool sinks : {false, true})
-      bad(run,
+      bad(runs,
           std::string(is_lse ? "lse" : "out") + " = memory of variant." +
               (sinks ? "sinks" : "alibi_slopes") + ": expected memory of its own",
           [=](Input& i) {
             i.four.assign(128, 0.5f);
             (sinks ? i.variant.sinks : i.variant.alibi_slopes) = i.four.data();
             (is_lse ? i.lse : reinterpret_cast<float*&>(i.out)) = i.four.data() + 3;
+            if (!is_lse) i.out_apart = {i.out, 0, 0};
           });
   return all;
 }
@@ -521,24 +592,31 @@ struct Objects {
       case run:
         return chunkattn_run(i.attention, i.plan, i.layer_given, i.variant_given, i.q, i.q_stride,
                              i.num_tokens, i.out, i.lse) == 1;
+      case store_apart:
+        return chunkattn_write_rows(i.attention, i.plan, i.layer_given, i.k_given, i.v_given,
+                                    i.num_tokens) == 1;
+      case run_apart:
+        return chunkattn_run_rows(i.attention, i.plan, i.layer_given, i.variant_given, i.q_given,
+                                  i.num_tokens, i.out_given, i.lse) == 1;
     }
     return true;
   }
 };
 
-constexpr Call every_call[]{create, plan_create, build, store, store_slots, run};
+constexpr Call every_call[]{create,      plan_create, build,       store,
+                            store_slots, run,         store_apart, run_apart};
 
 }  // namespace
 
 template <>
 std::unique_ptr<AnyAttention> chunkattn::detail::c::make<16, 16, float, float>(
-    OpenMpExecutor&, const CpuOptions& options) {
-  return note(options);
+    OpenMpExecutor& threads, const CpuOptions& options) {
+  return note(threads, options);
 }
 template <>
 std::unique_ptr<AnyAttention> chunkattn::detail::c::make<16, 24, half, float>(
-    OpenMpExecutor&, const CpuOptions& options) {
-  return note(options);
+    OpenMpExecutor& threads, const CpuOptions& options) {
+  return note(threads, options);
 }
 template <>
 std::unique_ptr<AnyAttention> chunkattn::detail::c::make<16, 24, half, half>(OpenMpExecutor&,
@@ -648,6 +726,26 @@ TEST_CASE("good inputs at their edges are taken") {
     i.lse = i.out_rows.data() + 128;
   });
   taken(run, [](Input& i) { i.num_tokens = most; });
+  taken(run_apart, [](Input& i) { i.out_given = i.q_given; });  // q itself
+  taken(run_apart, [](Input& i) {                               // heads first
+    i.q_apart = {i.apart.data(), 16, 32};
+    i.out_apart = {i.apart.data() + 400, 17, 33};
+  });
+  taken(run_apart, [](Input& i) {  // in the gaps of q, and lse behind each of a token
+    i.q_apart = {i.apart.data(), 140, 16};
+    i.out_apart = {i.apart.data() + 64, 140, 16};
+    i.lse = i.apart.data() + 128;
+  });
+  taken(run_apart, [](Input& i) {  // between the heads of a page
+    i.memory.resize(2000);
+    for (std::int64_t* const strides : {i.layer.k_strides, i.layer.v_strides}) {
+      strides[0] = 200;
+      strides[1] = 100;
+    }
+    i.layer.k = i.memory.data();
+    i.layer.v = i.memory.data() + 1000;
+    i.out_apart = {i.memory.data() + 64 + 5, 100, 200};
+  });
   taken(run, [](Input& i) { i.q_stride = 70; });
   taken(run, [](Input& i) { i.layer.v = i.layer.k; });  // of an engine that has V in K
   taken(run,
@@ -698,9 +796,10 @@ TEST_CASE("good inputs at their edges are taken") {
     if (!has_sequences) batch.tables.num_sequences = 0;
     REQUIRE_FALSE(objects.call(build, batch));
     calls = 0;
-    for (const Call which : {store, run})
+    for (const Call which : {store, run, store_apart, run_apart})
       taken(which, [&](Input& i) {
         i.plan = empty.get();
+        i.q_apart = i.k_apart = i.v_apart = i.out_apart = {};
         i.q = i.k = i.v = i.out = nullptr;
         i.num_tokens = 0;
       });
@@ -841,10 +940,10 @@ TEST_CASE("no call ends the process where the system starts no more threads") {
     objects.attention.reset(chunkattn_attention_create(&config));
     const std::string described = chunkattn_describe(objects.attention.get());
     if (described.ends_with(" threads of OpenMP") != with_openmp) return 1;
-    const auto refuses = [&](Call which) {  // a call that uses the threads
+    uses_threads = true;
+    const auto refuses = [&](Call which) {
       Input input;
       objects.give(input);
-      input.q_stride = input.k_stride = input.v_stride = 70;
       return objects.call(which, input);
     };
     std::atomic<bool> is_limited = false;

@@ -42,8 +42,9 @@ std::string shape_of(const A& array) {
   return text + ")";
 }
 
-/// What a tensor has: [..., rows, heads, dim], dense, of a type that kernels take.
-template <class To, class A>
+/// What a tensor has: [..., rows, heads, dim], the elements of a row side by side, of a type that
+/// kernels take.
+template <class To, class Void, class A>
 To elements_of(nb::handle tensor, const char* name, std::int32_t rows, int dim) {
   A array;
   if (!nb::try_cast(tensor, array, false))
@@ -66,13 +67,12 @@ To elements_of(nb::handle tensor, const char* name, std::int32_t rows, int dim) 
   if (!fits)
     refuse(std::string(name) + ".shape", shape_of(array),
            "(" + std::to_string(rows) + ", heads, " + std::to_string(dim) + ")");
-  std::int64_t dense = 1;
-  for (std::size_t i = n; i-- > 0; dense *= static_cast<std::int64_t>(array.shape(i)))
-    if (array.shape(i) > 1 && array.stride(i) != dense)
-      refuse(std::string(name) + ".stride(" + std::to_string(i) + ")",
-             std::to_string(array.stride(i)),
-             std::to_string(dense) + ": a dense tensor, see contiguous()");
-  return To(array.data(), element, array.size());
+  if (dim > 1 && array.stride(n - 1) != 1)
+    refuse(std::string(name) + ".stride(-1)", std::to_string(array.stride(n - 1)),
+           "1: the elements of a row side by side, see contiguous()");
+  return To(element, HeadRows<Void>{static_cast<Void*>(array.data()), rows,
+                                    static_cast<std::int32_t>(array.shape(n - 2)), dim,
+                                    array.stride(n - 3), array.stride(n - 2)});
 }
 
 /// Logits or slopes, one for each query head.
@@ -170,8 +170,10 @@ class Attention {
   void write(Cache& cache, int layer, const View& view, nb::handle k, nb::handle v) {
     const AnyKvView memory = cache.memory->layer(layer);
     const auto rows = view.view.num_rows;
-    const auto keys = elements_of<ConstElements, ReadOnly>(k, "k", rows, attention_->head_dim());
-    const auto values = elements_of<ConstElements, ReadOnly>(v, "v", rows, attention_->value_dim());
+    const auto keys =
+        elements_of<ConstElements, const void, ReadOnly>(k, "k", rows, attention_->head_dim());
+    const auto values =
+        elements_of<ConstElements, const void, ReadOnly>(v, "v", rows, attention_->value_dim());
     without_gil(view, [&] { attention_->write(memory, view.arrays(), keys, values); });
   }
 
@@ -180,8 +182,10 @@ class Attention {
            nb::handle sinks, nb::handle alibi) {
     const AnyKvView memory = cache.memory->layer(layer);
     const auto rows = view.view.num_rows;
-    const auto query = elements_of<ConstElements, ReadOnly>(q, "q", rows, attention_->head_dim());
-    const auto result = elements_of<Elements, Array>(out, "out", rows, attention_->value_dim());
+    const auto query =
+        elements_of<ConstElements, const void, ReadOnly>(q, "q", rows, attention_->head_dim());
+    const auto result =
+        elements_of<Elements, void, Array>(out, "out", rows, attention_->value_dim());
     AnyAttention::RunOptions options;
     options.variant = variant_of(window, keep, soft_cap, sinks, alibi);
     if (!lse.is_none()) {
@@ -270,12 +274,13 @@ void bind_attention(nb::module_& module) {
            "The same for the chunks of a WindowedLayers.")
       .def("write", &Attention::write, "cache"_a, "layer"_a, "view"_a, "k"_a, "v"_a,
            "Stores K and V of a step's rows: k (num_rows, num_kv_heads, head_dim), v alike with "
-           "value_dim, dense.")
+           "value_dim; the elements of a row side by side, other strides as they are.")
       .def("run", &Attention::run, "cache"_a, "layer"_a, "view"_a, "q"_a, "out"_a,
            "lse"_a = nb::none(), nb::kw_only(), "window"_a = nb::none(), "keep"_a = 0,
            "soft_cap"_a = nb::none(), "sinks"_a = nb::none(), "alibi"_a = nb::none(),
            "Causal attention of a step's rows: q (num_rows, num_qo_heads, head_dim) and out alike "
-           "with value_dim, dense. window: a row sees the last so many keys, and the first `keep`; "
+           "with value_dim; strides as of write(). window: a row sees the last so many keys, and "
+           "the first `keep`; "
            "soft_cap: logits stay within it; sinks, alibi: float32 (num_qo_heads).")
       .def("__repr__",
            [](const Attention& a) { return "<chunkattn.Attention: " + describe(a.get()) + ">"; });

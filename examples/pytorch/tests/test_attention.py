@@ -57,6 +57,17 @@ def reference(q, k, v, position, *, scale, window=None, keep=0, soft_cap=None, s
     return torch.einsum("ht,thd->hd", weights, v), logits.logsumexp(-1)
 
 
+def spread(draw, tensor):
+    """A tensor [rows][heads][dim] of that, and all the memory around its rows, which is NaN."""
+    rows, heads, dim = tensor.shape
+    gap, heads_first = draw.choice([0, 1, 7]), draw.random() < 0.5
+    shape = (heads, rows, dim + gap) if heads_first else (rows, heads + draw.choice([0, 3]), dim + gap)
+    around = torch.full(shape, torch.nan, dtype=tensor.dtype)
+    view = (around.transpose(0, 1) if heads_first else around)[:, :heads, :dim]
+    view.copy_(tensor)
+    return view, around
+
+
 class Simulation:
     """Sequences that share prefixes, with K and V drawn from their tokens alone, and q by row."""
 
@@ -90,8 +101,12 @@ class Simulation:
         q = torch.randn(view.num_rows, self.qo_heads, self.size[0]).to(self.qo_dtype)
         out = torch.full((1, view.num_rows, self.qo_heads, self.size[1]), torch.nan, dtype=self.qo_dtype)
         lse = torch.full((view.num_rows, self.qo_heads), torch.nan)
-        self.attention.write(self.cache, 1, view, k, v)
-        self.attention.run(self.cache, 1, view, q, out, lse, **variant)
+        self.attention.write(self.cache, 1, view, spread(self.draw, k)[0], spread(self.draw, v)[0])
+        apart, around = spread(self.draw, out[0])
+        self.attention.run(self.cache, 1, view, spread(self.draw, q)[0], apart, lse, **variant)
+        out = apart.clone()[None]
+        apart.fill_(torch.nan)
+        assert around.isnan().all(), "something between the rows of out was written"
         rows = [(row.position + i, sequence.tokens(), q[row.first_row + i], out[0, row.first_row + i],
                  lse[row.first_row + i]) for sequence, row in added for i in range(row.num_rows)]  # fmt: skip
         finished = step.finished()
@@ -182,8 +197,11 @@ class TensorsTest(unittest.TestCase):
         run, write = self.attention.run, self.attention.write
         cache, view, k, v, q, out = self.cache, self.view, self.k, self.v, self.q, self.out
         self.refused(r"k.shape = \(9, 2, \d+\): expected \(10, heads", lambda: write(cache, 0, view, k[:9], v))
-        wide = torch.randn(2, 10, SIZE[0]).transpose(0, 1)
-        self.refused(r"k.stride\(1\)", lambda: write(cache, 0, view, wide, v))
+        wide = torch.randn(10, 2, 2 * SIZE[0])[..., ::2]
+        self.refused(r"k.stride\(-1\) = 2: expected 1", lambda: write(cache, 0, view, wide, v))
+        self.refused("v.stride_token = 0: expected at least the row's", lambda: write(cache, 0, view, k, v[:1].expand_as(v)))
+        self.refused("out.stride_head = 1: expected at least the row's",
+                     lambda: run(cache, 0, view, q, torch.zeros(5000).as_strided(out.shape, (200, 1, 1))))
         self.refused("k.dtype", lambda: write(cache, 0, view, k.double(), v))
         self.refused("k = .*tensor or array in host memory", lambda: write(cache, 0, view, k.to("meta"), v))
         self.refused("v.type = half: expected that of k, float", lambda: write(cache, 0, view, self.q, v.half()))

@@ -69,6 +69,15 @@ typedef struct chunkattn_layer {
   int64_t v_strides[3]; /**< likewise */
 } chunkattn_layer;
 
+/** Rows of q, k, v or out at distances of their own, [num_tokens][heads][elements]: a part of a
+ *  projection's fused output, say. The elements of a row are neighbours, and no two rows overlap.
+ */
+typedef struct chunkattn_rows {
+  void* data;           /**< of token 0 and head 0; written if it is `out` */
+  int64_t stride_token; /**< elements from a token to the next; 0: as without gaps */
+  int64_t stride_head;  /**< elements from a head to the next; 0: as without gaps */
+} chunkattn_rows;
+
 /** What a plan saves; freed pages do not count. */
 typedef struct chunkattn_sharing {
   int32_t num_tokens;   /**< query tokens of the batch */
@@ -113,6 +122,11 @@ CHUNKATTN_C_API int chunkattn_write(chunkattn_attention* attention, const chunka
                                     const chunkattn_layer* layer, const void* k, int64_t k_stride,
                                     const void* v, int64_t v_stride, int32_t num_tokens);
 
+/** chunkattn_write() of rows whose heads have distances of their own, too. */
+CHUNKATTN_C_API int chunkattn_write_rows(chunkattn_attention* attention, const chunkattn_plan* plan,
+                                         const chunkattn_layer* layer, const chunkattn_rows* k,
+                                         const chunkattn_rows* v, int32_t num_tokens);
+
 /** Stores K and V of `num_tokens` tokens where `slots` says, without a plan.
  *
  *  @param slots  [num_tokens] page * page_size + offset; negative: nowhere */
@@ -136,6 +150,13 @@ CHUNKATTN_C_API int chunkattn_run(chunkattn_attention* attention, const chunkatt
                                   const chunkattn_layer* layer, const chunkattn_variant* variant,
                                   const void* q, int64_t q_stride, int32_t num_tokens, void* out,
                                   float* lse);
+
+/** chunkattn_run() of rows whose heads, and those of `out`, have distances of their own, too. What
+ *  lies between the rows of `out` is left alone. */
+CHUNKATTN_C_API int chunkattn_run_rows(chunkattn_attention* attention, const chunkattn_plan* plan,
+                                       const chunkattn_layer* layer,
+                                       const chunkattn_variant* variant, const chunkattn_rows* q,
+                                       int32_t num_tokens, const chunkattn_rows* out, float* lse);
 
 #ifdef __cplusplus
 }

@@ -29,9 +29,11 @@
 #include <vector>
 
 #include "../attention_options.hpp"
+#include "../detail/attention/row_places.hpp"
 #include "../detail/support/array.hpp"
 #include "../detail/support/check.hpp"
 #include "../detail/support/in_use.hpp"
+#include "../head_rows.hpp"
 #include "../interop/paged_plan.hpp"
 #include "../kv_view.hpp"
 #include "../runtime/any_attention.hpp"
@@ -60,7 +62,6 @@ struct chunkattn_attention {
   chunkattn::OpenMpExecutor threads;
   std::unique_ptr<chunkattn::AnyAttention> attention;
   std::string description;
-  std::vector<char> dense[2];         // copies of strided rows
   chunkattn::PlanView::Arrays slots;  // of chunkattn_write_slots()
   chunkattn::detail::InUse in_use;
 
@@ -135,34 +136,27 @@ inline const LiveView& checked_plan(const chunkattn_plan* given, const chunkattn
   return current_view(plan);
 }
 
-/// Rows without gaps: these, or a copy of them in attention.dense[buffer].
-inline ConstElements dense_rows(chunkattn_attention& attention, int buffer, const TokenRows& rows) {
-  const void* data = rows.data;
-  if (rows.has_gaps()) {
-    std::vector<char>& copy = attention.dense[buffer];
-    const std::size_t bytes = rows.row_bytes();
-    copy.resize(bytes * to_size(rows.count));
-    attention.threads.parallel_for(rows.count, [&](int row) {
-      std::memcpy(copy.data() + to_size(row) * bytes,
-                  rows.data + to_size(row) * to_size(rows.stride) * rows.width, bytes);
-    });
-    data = copy.data();
-  }
-  return {data, type_of(attention.config.qo_type), to_size(rows.count) * to_size(rows.size)};
-}
-
 inline void write_rows(chunkattn_attention& attention, const chunkattn_layer& layer,
-                       const LiveView& plan, const void* k, std::int64_t k_stride, const void* v,
-                       std::int64_t v_stride) {
+                       const LiveView& plan, const Rows& k, const Rows& v) {
   const chunkattn_config& config = attention.config;
   if (plan.num_rows == 0) return;
-  const std::int64_t heads = config.num_kv_heads;
-  const TokenRows keys =
-      checked_rows("k", k, k_stride, plan.num_rows, heads * config.head_dim, config.qo_type);
-  const TokenRows values =
-      checked_rows("v", v, v_stride, plan.num_rows, heads * value_dim(config), config.qo_type);
-  attention.attention->write(any_view(layer, config), plan, dense_rows(attention, 0, keys),
-                             dense_rows(attention, 1, values));
+  const std::size_t width = bytes_of(config.qo_type);
+  const ElementType type = type_of(config.qo_type);
+  const auto keys = k.checked(plan.num_rows, config.num_kv_heads, config.head_dim, width);
+  const auto values = v.checked(plan.num_rows, config.num_kv_heads, value_dim(config), width);
+  attention.attention->write(any_view(layer, config), plan, {type, keys}, {type, values});
+}
+
+inline int write_plan(chunkattn_attention* attention, const chunkattn_plan* plan,
+                      const chunkattn_layer* given, const Rows& k, const Rows& v,
+                      std::int32_t num_tokens) {
+  const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
+  const chunkattn_layer& layer = checked_pointer(given, "layer");
+  check_own_v(layer, checked_layer(layer, attention->config));
+  const LiveView& view = checked_plan(plan, layer);
+  check_tokens(num_tokens, view.num_rows);
+  write_rows(*attention, layer, view, k, v);
+  return 0;
 }
 
 inline AnyVariant variant_of(const chunkattn_variant& variant, std::int32_t num_qo_heads) {
@@ -174,6 +168,41 @@ inline AnyVariant variant_of(const chunkattn_variant& variant, std::int32_t num_
   if (variant.sinks != nullptr) return combine(Sinks{std::span(variant.sinks, heads)}, window);
   if (variant.window != 0) return window;
   return {};
+}
+
+inline int run_plan(chunkattn_attention* attention, const chunkattn_plan* plan,
+                    const chunkattn_layer* given, const chunkattn_variant* variant, const Rows& q,
+                    std::int32_t num_tokens, const Rows& out, float* lse) {
+  const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
+  const chunkattn_layer& layer = checked_pointer(given, "layer");
+  const chunkattn_config& config = attention->config;
+  const LayerPages pages = checked_layer(layer, config);
+  const LiveView& view = checked_plan(plan, layer);
+  check_tokens(num_tokens, view.num_rows);
+  const std::int32_t heads = config.num_qo_heads;
+  if (variant != nullptr) check_variant(checked_pointer(variant, "variant"), heads);
+  if (view.num_rows == 0) return 0;
+  const std::size_t width = bytes_of(config.qo_type);
+  const auto queries = q.checked(view.num_rows, heads, config.head_dim, width);
+  const auto results = out.checked(view.num_rows, heads, value_dim(config), width);
+  if (lse != nullptr) checked_pointer(lse, "lse");
+  const std::span<float> denominators(lse,
+                                      lse != nullptr ? to_size(view.num_rows) * to_size(heads) : 0);
+  check_outputs(RowPlaces(queries, width), RowPlaces(results, width), denominators, pages, variant,
+                heads);
+
+  AnyAttention::RunOptions options{.lse = denominators};
+  if (variant != nullptr) options.variant = variant_of(*variant, heads);
+  const ElementType type = type_of(config.qo_type);
+  const HeadRows<void> written{const_cast<void*>(results.data),
+                               results.num_tokens,
+                               results.num_heads,
+                               results.head_dim,
+                               results.stride_token,
+                               results.stride_head};
+  attention->attention->run(any_view(layer, config), view, {type, queries}, {type, written},
+                            options);
+  return 0;
 }
 
 // Functions with C linkage are the same in every namespace, but for their attributes.
@@ -248,14 +277,15 @@ CHUNKATTN_C_API int chunkattn_write(chunkattn_attention* attention, const chunka
                                     const chunkattn_layer* given, const void* k, int64_t k_stride,
                                     const void* v, int64_t v_stride, int32_t num_tokens) {
   return guarded(1, [&] {
-    const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
-    const chunkattn_layer& layer = checked_pointer(given, "layer");
-    check_own_v(layer, checked_layer(layer, attention->config));
-    const LiveView& view = checked_plan(plan, layer);
-    check_tokens(num_tokens, view.num_rows);
-    write_rows(*attention, layer, view, k, k_stride, v, v_stride);
-    return 0;
+    return write_plan(attention, plan, given, {"k", k, k_stride}, {"v", v, v_stride}, num_tokens);
   });
+}
+
+CHUNKATTN_C_API int chunkattn_write_rows(chunkattn_attention* attention, const chunkattn_plan* plan,
+                                         const chunkattn_layer* given, const chunkattn_rows* k,
+                                         const chunkattn_rows* v, int32_t num_tokens) {
+  return guarded(
+      1, [&] { return write_plan(attention, plan, given, {"k", k}, {"v", v}, num_tokens); });
 }
 
 CHUNKATTN_C_API int chunkattn_write_slots(chunkattn_attention* attention,
@@ -283,7 +313,8 @@ CHUNKATTN_C_API int chunkattn_write_slots(chunkattn_attention* attention,
     arrays.chunk_size = layer.page_size;
     PlanView view = arrays.view();
     view.num_rows = num_tokens;
-    write_rows(*attention, layer, LiveView::unchecked(view), k, k_stride, v, v_stride);
+    write_rows(*attention, layer, LiveView::unchecked(view), {"k", k, k_stride},
+               {"v", v, v_stride});
     return 0;
   });
 }
@@ -293,31 +324,17 @@ CHUNKATTN_C_API int chunkattn_run(chunkattn_attention* attention, const chunkatt
                                   const void* q, int64_t q_stride, int32_t num_tokens, void* out,
                                   float* lse) {
   return guarded(1, [&] {
-    const InUse::Call alone(checked_pointer(attention, "attention").in_use, "attention");
-    const chunkattn_layer& layer = checked_pointer(given, "layer");
-    const chunkattn_config& config = attention->config;
-    const LayerPages pages = checked_layer(layer, config);
-    const LiveView& view = checked_plan(plan, layer);
-    check_tokens(num_tokens, view.num_rows);
-    const std::int32_t heads = config.num_qo_heads;
-    if (variant != nullptr) check_variant(checked_pointer(variant, "variant"), heads);
-    if (view.num_rows == 0) return 0;
-    const TokenRows queries = checked_rows("q", q, q_stride, view.num_rows,
-                                           std::int64_t{heads} * config.head_dim, config.qo_type);
-    const std::size_t lines = to_size(view.num_rows) * to_size(heads);
-    const std::size_t results = lines * to_size(value_dim(config));
-    check_memory(out, "out", queries.width, "memory of its rows");
-    if (lse != nullptr) checked_pointer(lse, "lse");
-    const std::span<float> denominators(lse, lse != nullptr ? lines : 0);
-    check_outputs(queries, {static_cast<char*>(out), results * queries.width}, denominators, pages,
-                  variant, heads);
+    return run_plan(attention, plan, given, variant, {"q", q, q_stride}, num_tokens,
+                    {"out", out, 0}, lse);
+  });
+}
 
-    AnyAttention::RunOptions options{.lse = denominators};
-    if (variant != nullptr) options.variant = variant_of(*variant, heads);
-    const ConstElements dense = dense_rows(*attention, 0, queries);
-    attention->attention->run(any_view(layer, config), view, dense, {out, dense.type, results},
-                              options);
-    return 0;
+CHUNKATTN_C_API int chunkattn_run_rows(chunkattn_attention* attention, const chunkattn_plan* plan,
+                                       const chunkattn_layer* given,
+                                       const chunkattn_variant* variant, const chunkattn_rows* q,
+                                       int32_t num_tokens, const chunkattn_rows* out, float* lse) {
+  return guarded(1, [&] {
+    return run_plan(attention, plan, given, variant, {"q", q}, num_tokens, {"out", out}, lse);
   });
 }
 

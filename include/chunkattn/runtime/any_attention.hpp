@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include "../detail/support/config.hpp"
 #include "../element.hpp"
 #include "../fwd.hpp"
+#include "../head_rows.hpp"
 #include "../kv_cache.hpp"
 #include "../kv_view.hpp"
 #include "../plan_view.hpp"
@@ -36,11 +38,14 @@ template <class R>
 using element_of = typename decltype(std::span(std::declval<R&>()))::element_type;
 }  // namespace detail
 
-/// An array that is read, of a type known at run time. It owns nothing; host or device memory.
+/// An array that is read, of a type known at run time, or rows at distances of their own. It owns
+/// nothing; host or device memory.
 struct ConstElements {
   const void* data = nullptr;               ///< the first; null only where there are none
   ElementType type = ElementType::float32;  ///< of the elements
   std::size_t size = 0;                     ///< number of elements
+  /// Where they lie, if there is a value: then what `data` and `size` say does not count.
+  std::optional<HeadRows<const void>> rows{};
 
   ConstElements() = default;
   /// `count` elements from `first` on.
@@ -54,13 +59,25 @@ struct ConstElements {
       : ConstElements(std::data(range),
                       element_type_of<detail::own_element<detail::element_of<const R>>>,
                       std::size(range)) {}
+  /// Rows of elements of this type.
+  ConstElements(ElementType element, const HeadRows<const void>& strided) noexcept
+      : type(element), rows(strided) {}
+  /// Rows of float, half or bfloat16. CPU alone.
+  template <class X>
+    requires QoElement<std::remove_const_t<X>>
+  ConstElements(const HeadRows<X>& strided) noexcept
+      : ConstElements(element_type_of<std::remove_const_t<X>>,
+                      {strided.data, strided.num_tokens, strided.num_heads, strided.head_dim,
+                       strided.stride_token, strided.stride_head}) {}
 };
 
-/// An array that is written, of a type known at run time. It owns nothing; host or device memory.
+/// An array that is written, of a type known at run time, or rows at distances of their own. It
+/// owns nothing; host or device memory.
 struct Elements {
   void* data = nullptr;                     ///< the first
   ElementType type = ElementType::float32;  ///< of the elements
   std::size_t size = 0;                     ///< number of elements
+  std::optional<HeadRows<void>> rows{};     ///< where they lie, as of ConstElements
 
   Elements() = default;
   /// `count` elements from `first` on.
@@ -75,8 +92,23 @@ struct Elements {
       : Elements(std::data(range), element_type_of<detail::own_element<detail::element_of<R>>>,
                  std::size(range)) {}
 
+  /// Rows of elements of this type.
+  Elements(ElementType element, const HeadRows<void>& strided) noexcept
+      : type(element), rows(strided) {}
+  /// Rows of float, half or bfloat16. CPU alone.
+  template <QoElement X>
+  Elements(const HeadRows<X>& strided) noexcept
+      : Elements(element_type_of<X>,
+                 {strided.data, strided.num_tokens, strided.num_heads, strided.head_dim,
+                  strided.stride_token, strided.stride_head}) {}
+
   /// These elements, to be read.
-  operator ConstElements() const noexcept { return {data, type, size}; }
+  operator ConstElements() const noexcept {
+    if (!rows) return {data, type, size};
+    return {type,
+            {rows->data, rows->num_tokens, rows->num_heads, rows->head_dim, rows->stride_token,
+             rows->stride_head}};
+  }
 };
 
 /// A KvView of any element type. It owns nothing.

@@ -112,6 +112,12 @@ class Memory:
         return {None: view, **{window: group.view(view) for window, group in self.groups.items()}}
 
 
+def rows_of(tensor):
+    """The tensor, whose rows attention takes at most distances, or a copy of one that is expanded or has gaps in rows."""
+    *strides, last = tensor.stride()
+    return tensor if last == 1 and all(strides) else tensor.contiguous()
+
+
 class Run:
     """Attention of one forward pass over the rows of a view."""
 
@@ -130,7 +136,7 @@ class Run:
             query, key = F.pad(query, (0, layers.more_key)), F.pad(key, (0, layers.more_key))
         if layers.more_value:
             value = F.pad(value, (0, layers.more_value))
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        query, key, value = rows_of(query), rows_of(key), rows_of(value)
         sinks = arguments.get("s_aux")
         out = query.new_empty(*query.shape[:3], layers.attention.value_dim)
         view = self.views[layers.window]

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../../attention_options.hpp"
+#include "../../detail/attention/row_places.hpp"
 #include "../../detail/kv/checks.hpp"
 #include "../../detail/kv/dense_view.hpp"
 #include "../../detail/support/array.hpp"
@@ -23,6 +24,7 @@
 #include "../../element.hpp"
 #include "../../error.hpp"
 #include "../../executor.hpp"
+#include "../../head_rows.hpp"
 #include "../../interop/detail/page_rows.hpp"
 #include "../../interop/page_tables.hpp"
 #include "../../variants.hpp"
@@ -241,33 +243,43 @@ inline void check_tokens(std::int32_t num_tokens, std::int32_t num_rows) {
     fail_argument("num_tokens", num_tokens, {"at least the plan's query tokens, ", num_rows});
 }
 
-/// Rows of q, k or v, of `size` elements of `width` bytes.
-struct TokenRows {
-  const char* data;
-  std::int32_t count;
-  std::int64_t size, stride;
-  std::size_t width;
+/// What a call gives of q, k, v or out; `stride` is the distance of tokens without gaps in them.
+struct Rows {
+  const char* name;
+  const void* data;
+  std::int64_t stride;
+  const chunkattn_rows* given = nullptr;
+  bool is_apart = false;  ///< `given` says where they lie
 
-  [[nodiscard]] std::size_t row_bytes() const noexcept { return to_size(size) * width; }
-  [[nodiscard]] bool has_gaps() const noexcept { return stride != size && count > 1; }
-  [[nodiscard]] std::span<const char> bytes() const noexcept {
-    return {data, to_size(stride) * width * to_size(count - 1) + row_bytes()};
+  Rows(const char* of, const void* first, std::int64_t token_stride) noexcept
+      : name(of), data(first), stride(token_stride) {}
+  Rows(const char* of, const chunkattn_rows* rows) noexcept
+      : name(of), data(nullptr), stride(0), given(rows), is_apart(true) {}
+
+  [[nodiscard]] HeadRows<const void> checked(std::int32_t count, std::int32_t num_heads,
+                                             std::int32_t head_dim, std::size_t width) const {
+    const std::int64_t size = std::int64_t{num_heads} * head_dim;
+    if (is_apart) {
+      const chunkattn_rows& rows = checked_pointer(given, name);
+      const HeadRows<const void> made{rows.data,
+                                      count,
+                                      num_heads,
+                                      head_dim,
+                                      rows.stride_token != 0 ? rows.stride_token : size,
+                                      rows.stride_head != 0 ? rows.stride_head : head_dim};
+      check_rows(name, made, width, count, num_heads, "", head_dim);
+      return made;
+    }
+    check_memory(data, name, width, "memory of its rows");
+    if (stride != 0 && stride < size) [[unlikely]]
+      fail_argument(joined({name, "_stride"}), stride,
+                    {"0, or at least the ", size, " elements of a token"});
+    constexpr std::int64_t most = (std::numeric_limits<std::ptrdiff_t>::max)() / 2;
+    if (stride > most / static_cast<std::int64_t>(width) / count) [[unlikely]]
+      fail_argument(joined({name, "_stride"}), stride, "rows within the address space");
+    return {data, count, num_heads, head_dim, stride != 0 ? stride : size, head_dim};
   }
 };
-
-inline TokenRows checked_rows(const char* name, const void* data, std::int64_t stride,
-                              std::int32_t count, std::int64_t size, std::int32_t type) {
-  const TokenRows rows{static_cast<const char*>(data), count, size, stride != 0 ? stride : size,
-                       bytes_of(type)};
-  check_memory(data, name, rows.width, "memory of its rows");
-  if (rows.stride < size) [[unlikely]]
-    fail_argument(joined({name, "_stride"}), stride,
-                  {"0, or at least the ", size, " elements of a token"});
-  constexpr std::int64_t most = (std::numeric_limits<std::ptrdiff_t>::max)();
-  if (rows.stride > most / static_cast<std::int64_t>(rows.width) / count) [[unlikely]]
-    fail_argument(joined({name, "_stride"}), stride, "rows within the address space");
-  return rows;
-}
 
 inline void check_variant(const chunkattn_variant& variant, std::int32_t num_qo_heads) {
   check_argument(variant.window >= 0, "variant.window", variant.window,
@@ -286,21 +298,29 @@ inline void check_variant(const chunkattn_variant& variant, std::int32_t num_qo_
 }
 
 /// That what run() writes is neither what it reads nor pages of K and V.
-inline void check_outputs(const TokenRows& q, std::span<char> out, std::span<float> lse,
+inline void check_outputs(const RowPlaces& q, const RowPlaces& out, std::span<float> lse,
                           const LayerPages& pages, const chunkattn_variant* variant,
                           std::int32_t num_qo_heads) {
-  check_out_beside_q(q.bytes(), out);
-  check_lse_beside(lse, q.bytes(), std::span<const char>(out));
-  for (const auto& [name, bytes] : {std::pair{"out", Bytes(out)}, std::pair{"lse", Bytes(lse)}}) {
-    check_argument(!pages.k.touches(bytes), name, "memory of layer.k", "memory of its own");
-    check_argument(!pages.v.touches(bytes), name, "memory of layer.v", "memory of its own");
-    if (variant == nullptr) continue;
-    for (const auto& [per_head, numbers] :
-         {std::pair{"variant.sinks", variant->sinks},
-          std::pair{"variant.alibi_slopes", variant->alibi_slopes}})
-      if (numbers != nullptr && bytes.touches(Bytes(std::span(numbers, to_size(num_qo_heads)))))
-          [[unlikely]]
-        fail_argument(name, joined({"memory of ", per_head}), "memory of its own");
+  check_places(q, out, lse);
+  const auto check = [](bool touches, const char* name, const char* of) {
+    if (touches) [[unlikely]]
+      fail_argument(name, joined({"memory of ", of}), "memory of its own");
+  };
+  const bool has_lse = !lse.empty();
+  for (const auto& [of, places] :
+       {std::pair{"layer.k", &pages.k}, std::pair{"layer.v", &pages.v}}) {
+    check(
+        places->touches(out.span()) && out.any_row([&](Bytes row) { return places->touches(row); }),
+        "out", of);
+    check(has_lse && places->touches(Bytes(lse)), "lse", of);
+  }
+  if (variant == nullptr) return;
+  for (const auto& [of, numbers] : {std::pair{"variant.sinks", variant->sinks},
+                                    std::pair{"variant.alibi_slopes", variant->alibi_slopes}}) {
+    if (numbers == nullptr) continue;
+    const Bytes bytes(std::span(numbers, to_size(num_qo_heads)));
+    check(out.touches(bytes), "out", of);
+    check(has_lse && bytes.touches(Bytes(lse)), "lse", of);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../../head_rows.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "../support/config.hpp"
@@ -16,16 +17,20 @@ template <class T, class X, class Y, class V>
 struct Call {
   const KvView<T>& kv;
   const PlanView& plan;
-  const X* q;
-  Y* out;
+  HeadRows<const X> q;
+  HeadRows<Y> out;
   float* lse;
   int num_qo_heads;
   int group;
   const V& variant;
 
-  // Of one query head of a row, in the caller's order.
-  std::ptrdiff_t qo_index(int row, int qo_head) const noexcept {
-    return static_cast<std::ptrdiff_t>(plan.row_token[row]) * num_qo_heads + qo_head;
+  // Of one query head of a row, where the caller has it.
+  const X* query(int row, int qo_head) const noexcept {
+    return q.row(plan.row_token[row], qo_head);
+  }
+  Y* result(int row, int qo_head) const noexcept { return out.row(plan.row_token[row], qo_head); }
+  float* denominator(int row, int qo_head) const noexcept {
+    return lse + (static_cast<std::ptrdiff_t>(plan.row_token[row]) * num_qo_heads + qo_head);
   }
 };
 

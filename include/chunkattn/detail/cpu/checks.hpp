@@ -1,16 +1,14 @@
 // Checks of a call's arguments, before any state changes.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <iterator>
 #include <span>
-#include <string>
 #include <type_traits>
+#include <utility>
 
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
+#include "../attention/row_places.hpp"
 #include "../kv/checks.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
@@ -19,10 +17,10 @@
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
-/// A contiguous range that knows its size: what std::data() and std::size() take. (The concepts of
-/// <ranges> are slow to include.)
+/// A contiguous range that knows its size, what std::data() and std::size() take; or rows with
+/// strides. (The concepts of <ranges> are slow to include.)
 template <class R>
-concept Buffer = requires(R& range) {
+concept Buffer = detail::is_rows<std::remove_cvref_t<R>> || requires(R& range) {
   std::size(range);
   *std::data(range);
 };
@@ -35,17 +33,28 @@ concept MeantAsBuffer = Buffer<R> || !std::is_class_v<R>;
 template <class R>
 concept MeantAsVariant = !MeantAsBuffer<R>;
 
+/// The rows of a buffer.
+template <Buffer R>
+[[nodiscard]] auto given_rows(R&& buffer) noexcept {
+  if constexpr (detail::is_rows<std::remove_cvref_t<R>>)
+    return detail::GivenRows(buffer);
+  else
+    return detail::GivenRows(std::span(std::data(buffer), std::size(buffer)));
+}
+template <Buffer R>
+[[nodiscard]] auto given_to_read(const R& buffer) noexcept {
+  return detail::read_only(given_rows(buffer));
+}
+template <class R>
+using element_of = typename decltype(given_rows(std::declval<R&>()))::element_type;
+
 /// A buffer of float, half or bfloat16.
 template <class R>
-concept QoRange = MeantAsBuffer<R> && Buffer<R> && requires(R& range) {
-  requires QoElement<std::remove_cvref_t<decltype(*std::data(range))>>;
-};
+concept QoRange = MeantAsBuffer<R> && Buffer<R> && QoElement<std::remove_const_t<element_of<R>>>;
 
 /// A buffer that can be written.
 template <class R>
-concept WritableRange = QoRange<R> && requires(R& range) {
-  requires !std::is_const_v<std::remove_reference_t<decltype(*std::data(range))>>;
-};
+concept WritableRange = QoRange<R> && !std::is_const_v<element_of<R>>;
 
 /// Explains, at compile time, which of the buffers is not a QoRange.
 template <class... Ranges>
@@ -66,11 +75,6 @@ constexpr void explain_run() {
                 "ChunkAttention::run: out is written, so its elements must not be const");
 }
 
-template <class R>
-[[nodiscard]] auto span_of(R&& range) noexcept {
-  return std::span(std::data(range), std::size(range));
-}
-
 /// Checks that `layer` fits `plan` and these sizes of K and V heads. Chunks are checked separately.
 template <class T>
 void check_view(const KvView<T>& layer, const PlanView& plan, int head_dim, int value_dim) {
@@ -88,19 +92,6 @@ void check_view(const KvView<T>& layer, const PlanView& plan, int head_dim, int 
     detail::fail_argument("layer.chunk_size", layer.chunk_size,
                           {"the plan's chunk size, ", plan.chunk_size});
   detail::check_layer_of_plan(layer, plan);
-}
-
-/// Checks that a buffer has the expected number of elements; `shape` names it in the message.
-template <class T>
-void check_size(const char* name, std::span<T> buffer, std::size_t expected, const char* shape) {
-  if (buffer.size() != expected) [[unlikely]]
-    detail::fail_argument(detail::joined({name, ".size()"}), buffer.size(),
-                          {shape, " = ", expected});
-  if (buffer.data() == nullptr) [[unlikely]]
-    detail::fail_argument(detail::joined({name, ".data()"}), "null", "memory");
-  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % sizeof(T) != 0) [[unlikely]]
-    detail::fail_argument(detail::joined({name, ".data()"}), "misaligned",
-                          "an address that is a multiple of the element's size");
 }
 
 }  // namespace cpu

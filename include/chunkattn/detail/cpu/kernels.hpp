@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "../../attention_options.hpp"
+#include "../../head_rows.hpp"
 #include "../support/instruction_sets.hpp"
 #include "call.hpp"
 #include "executor_ref.hpp"
@@ -82,10 +83,11 @@ template <int HeadDim, int ValueDim, class T, class X, class Y>
 void run_kernels(AnyEngine<HeadDim, ValueDim>& engines, const ExecutorRef& executor,
                  const Call<T, X, Y, NoVariant>& call);
 
-/// Stores K and V of a plan's rows; v = nullptr: K alone.
+/// Stores K and V of a plan's rows; v.data = nullptr: K alone.
 template <int HeadDim, int ValueDim, class T, class K, class V>
 void write_kernels(AnyEngine<HeadDim, ValueDim>& engines, const ExecutorRef& executor,
-                   const KvView<T>& layer, const PlanView& plan, const K* k, const V* v);
+                   const KvView<T>& layer, const PlanView& plan, const HeadRows<const K>& k,
+                   const HeadRows<const V>& v);
 
 }  // namespace cpu
 CHUNKATTN_ISA_DETAIL_END

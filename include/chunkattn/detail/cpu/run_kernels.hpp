@@ -17,7 +17,8 @@ void run_kernels(AnyEngine<HeadDim, ValueDim>& engines, const ExecutorRef& execu
 
 template <int HeadDim, int ValueDim, class T, class K, class V>
 void write_kernels(AnyEngine<HeadDim, ValueDim>& engines, const ExecutorRef& executor,
-                   const KvView<T>& layer, const PlanView& plan, const K* k, const V* v) {
+                   const KvView<T>& layer, const PlanView& plan, const HeadRows<const K>& k,
+                   const HeadRows<const V>& v) {
   std::visit([&](auto& engine) { engine.write(executor, layer, plan, k, v); }, engines);
 }
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../detail/attention/row_places.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
 #include "../../element.hpp"
@@ -67,14 +68,29 @@ template <HeadSize... Sizes, class F>
   fail_argument("head_dim", text(asked), {"one that this program was built with: ", sizes});
 }
 
-/// The elements as a span of T, their type.
+/// The elements as T, their type.
 template <class T>
-[[nodiscard]] std::span<const T> typed(const ConstElements& elements) noexcept {
-  return {static_cast<const T*>(elements.data), elements.size};
+[[nodiscard]] GivenRows<const T> typed(const ConstElements& elements) noexcept {
+  if (const auto& r = elements.rows)
+    return GivenRows<const T>(HeadRows<const T>{static_cast<const T*>(r->data), r->num_tokens,
+                                                r->num_heads, r->head_dim, r->stride_token,
+                                                r->stride_head});
+  return GivenRows<const T>(std::span(static_cast<const T*>(elements.data), elements.size));
 }
 template <class T>
-[[nodiscard]] std::span<T> typed(const Elements& elements) noexcept {
-  return {static_cast<T*>(elements.data), elements.size};
+[[nodiscard]] GivenRows<T> typed(const Elements& elements) noexcept {
+  if (const auto& r = elements.rows)
+    return GivenRows<T>(HeadRows<T>{static_cast<T*>(r->data), r->num_tokens, r->num_heads,
+                                    r->head_dim, r->stride_token, r->stride_head});
+  return GivenRows<T>(std::span(static_cast<T*>(elements.data), elements.size));
+}
+
+/// The same for kernels that take no strides.
+template <class T, class Given>
+[[nodiscard]] auto typed_array(const char* argument, const Given& elements) {
+  check_argument(!elements.rows, argument, "HeadRows",
+                 "elements without gaps: kernels of this device take no strides");
+  return typed<T>(elements).array;
 }
 
 /// Checks that `elements` has the type of `like`, the argument named `of`.

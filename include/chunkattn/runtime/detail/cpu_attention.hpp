@@ -62,7 +62,7 @@ class CpuAttention final : public AnyAttention {
   void write(const AnyKvView& layer, const LiveView& plan, const ConstElements& k,
              const ConstElements& v, void* stream) override {
     check_no_stream(stream);
-    const bool has_v = v.data != nullptr || v.size != 0;
+    const bool has_v = v.data != nullptr || v.size != 0 || v.rows;
     if (has_v) detail::check_same_type("v.type", v.type, "k", k.type);
     detail::with_layer(Types{}, layer, [&](const auto& view) {
       detail::with_type(Qo{}, k.type, "k.type", [&]<class X>(X*) {

@@ -58,7 +58,7 @@ class CudaAttention final : public AnyAttention {
     detail::check_same_type("v.type", v.type, "k", k.type);
     detail::with_layer(Types{}, layer, [&]<class T>(const KvView<T>& view) {
       detail::check_same_type("k.type", k.type, "the layer", layer.type());
-      attention_.write(view, plan, detail::typed<T>(k), detail::typed<T>(v),
+      attention_.write(view, plan, detail::typed_array<T>("k", k), detail::typed_array<T>("v", v),
                        static_cast<cudaStream_t>(stream));
     });
   }
@@ -69,7 +69,8 @@ class CudaAttention final : public AnyAttention {
       detail::check_same_type("q.type", q.type, "the layer", layer.type());
       detail::check_same_type("out.type", out.type, "q", q.type);
       detail::with_variant(Variants{}, options.variant, [&](const auto& variant) {
-        attention_.run(view, plan, variant, detail::typed<T>(q), detail::typed<T>(out),
+        attention_.run(view, plan, variant, detail::typed_array<T>("q", q),
+                       detail::typed_array<T>("out", out),
                        {.lse = options.lse, .stream = static_cast<cudaStream_t>(options.stream)});
       });
     });

@@ -49,8 +49,8 @@ class Engine {
 
   /// write_rows().
   template <class T, class K, class V>
-  void write(const ExecutorRef& executor, const KvView<T>& layer, const PlanView& plan, const K* k,
-             const V* v) {
+  void write(const ExecutorRef& executor, const KvView<T>& layer, const PlanView& plan,
+             const HeadRows<const K>& k, const HeadRows<const V>& v) {
     write_rows<HeadDim, ValueDim>(executor, layer, plan, k, v);
   }
 
@@ -363,19 +363,24 @@ class Engine {
   template <class T, class X, class Y, class V>
   void load_queries(const Call<T, X, Y, V>& call, const TaskLines& lines, State& state) noexcept {
     constexpr int width = simd::width_for<HeadDim>;
+    const int runs = call.q.stride_head == HeadDim ? 1 : call.group;  // of neighbouring elements
+    const int run_lines = call.group / runs;
     state.clear(0, lines.count());
     for (int row = lines.row_begin; row < lines.row_end; ++row) {
       for (int head = lines.head_begin; head < lines.head_end; ++head) {
         const int line = lines.line(head, row);
-        const X* const from = call.q + call.qo_index(row, head * call.group) * HeadDim;
         std::fill_n(state.kv_len + line, call.group, call.plan.row_kv_len[row]);
         if constexpr (!std::is_same_v<V, NoVariant>) {
           std::fill_n(state.row + line, call.group, call.plan.row_token[row]);
           for (int l = 0; l < call.group; ++l) state.head[line + l] = head * call.group + l;
         }
-        for (int i = 0; i < call.group * HeadDim; i += width)
-          simd::store(state.q + line * HeadDim + i, simd::load_widened<width>(from + i) *
-                                                        simd::broadcast<width>(*options_.sm_scale));
+        for (int l = 0; l < call.group; l += run_lines) {
+          const X* const from = call.query(row, head * call.group + l);
+          float* const to = state.q + (line + l) * HeadDim;
+          for (int i = 0; i < run_lines * HeadDim; i += width)
+            simd::store(to + i, simd::load_widened<width>(from + i) *
+                                    simd::broadcast<width>(*options_.sm_scale));
+        }
       }
     }
     if constexpr (int16_stream<T>)
@@ -407,7 +412,7 @@ class Engine {
       if (state.has_pairs) {
         const auto row = [&](int line) CHUNKATTN_LAMBDA {
           const int first = lines.head_begin * call.group + line % call.group;
-          return call.q + call.qo_index(lines.row_begin + line / call.group, first) * HeadDim;
+          return call.query(lines.row_begin + line / call.group, first);
         };
         return pack_pair_queries(count, state, row);
       }
@@ -444,7 +449,7 @@ class Engine {
   [[gnu::noinline]] void finish_line(const Call<T, X, Y, V>& call, int row, int qo_head,
                                      SoftmaxState softmax, const float* from) noexcept {
     constexpr int width = simd::width_for<ValueDim>;
-    const std::ptrdiff_t to = call.qo_index(row, qo_head);
+    Y* const to = call.result(row, qo_head);
     float factor = normaliser(softmax);
     if constexpr (HasSinks<V>) {
       const LogitIndex at{call.plan.row_token[row], (std::max)(call.plan.row_kv_len[row] - 1, 0), 0,
@@ -456,9 +461,9 @@ class Engine {
       }
     }
     for (int i = 0; i < ValueDim; i += width)
-      simd::store_narrowed<width>(call.out + to * ValueDim + i,
+      simd::store_narrowed<width>(to + i,
                                   simd::load<width>(from + i) * simd::broadcast<width>(factor));
-    if (call.lse != nullptr) call.lse[to] = log_sum_exp(softmax);
+    if (call.lse != nullptr) *call.denominator(row, qo_head) = log_sum_exp(softmax);
   }
 
   // The same for a partial result that is complete.

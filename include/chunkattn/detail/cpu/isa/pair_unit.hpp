@@ -223,9 +223,8 @@ struct PairUnit {
   template <class Call>
   static bool holds_queries(const Call& call, const RowBlock& block, int kv_head) noexcept {
     for (int row = block.row_begin; row < block.row_end; ++row) {
-      const auto* const queries = call.q + call.qo_index(row, kv_head * call.group) * HeadDim;
       for (int l = 0; l < call.group; ++l)
-        if (!is_pair_query<HeadDim>(queries + l * HeadDim)) return false;
+        if (!is_pair_query<HeadDim>(call.query(row, kv_head * call.group + l))) return false;
     }
     return true;
   }

@@ -69,11 +69,11 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
   }
 }
 
-/// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
-/// nullptr.
+/// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v has
+/// no memory.
 template <int HeadDim, int ValueDim, class T, class K, class V>
 void write_rows(const ExecutorRef& executor, const KvView<T>& layer, const PlanView& plan,
-                const K* k, const V* v) {
+                const HeadRows<const K>& k, const HeadRows<const V>& v) {
   const int heads = layer.num_kv_heads;
   if (plan.num_copies > 0) {
     executor.parallel_for(heads, [&](int head) {
@@ -88,10 +88,13 @@ void write_rows(const ExecutorRef& executor, const KvView<T>& layer, const PlanV
     for (int row = part * part_rows; row < end; ++row) {
       const WriteTarget& target = plan.writes[row];
       if (target.chunk == no_chunk) continue;
+      const K* key = k.row(row, 0);
+      const V* value = v.row(row, 0);
       for (int head = 0; head < heads; ++head) {
-        const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
-        write_k<HeadDim>(layer, target, head, k + line * HeadDim);
-        if (v != nullptr) write_v<ValueDim>(layer, target, head, v + line * ValueDim);
+        write_k<HeadDim>(layer, target, head, key);
+        if (v.data != nullptr) write_v<ValueDim>(layer, target, head, value);
+        key += k.stride_head;
+        value += v.stride_head;
       }
     }
   });
