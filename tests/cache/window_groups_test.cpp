@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <set>
 #include <type_traits>
@@ -199,6 +200,8 @@ TEST_CASE("a prompt needs its window and the rows of its steps") {
   CHECK(needed(16) == 4);
   CHECK(needed(18) == 5);
   CHECK(needed(5000) == 63);
+  CHECK(needed(std::numeric_limits<std::size_t>::max()) == 63);
+  CHECK(model.groups.chunks_needed({}, 16).at(0) == 0);
   auto one = model.groups.try_insert(model.tree, prompt, 16);
   REQUIRE(one);
   while (one->num_uncomputed() > 0 && one->size() == 1000) REQUIRE(model.compute(*one, 16));
@@ -217,6 +220,33 @@ TEST_CASE("the last token of a prompt needs its window, one that is not computed
   }
   CHECK(model.groups.chunks_needed(prompt, 16).at(0) == 3);
   CHECK(model.groups.chunks_needed(prompt, 16, {.compute_last = false}).at(0) == 2);
+}
+
+TEST_CASE("a prompt of which nothing is computed again needs no chunk for a window of one key") {
+  using Tree = PrefixTree<int, 16>;
+  WindowedModel<Tree> model(1000, {{.window = 1, .max_chunks = 100}});
+  const auto prompt = test::iota(0, 20);
+  {
+    auto one = model.groups.try_insert(model.tree, prompt, 16);
+    while (one->size() == 20) REQUIRE(model.compute(*one, 16));
+  }
+  CHECK(model.groups.chunks_needed(prompt, 16).at(0) == 1);
+  CHECK(model.groups.chunks_needed(prompt, 16, {.compute_last = false}).at(0) == 0);
+}
+
+TEST_CASE("prompts are resumed in their own namespace") {
+  using Tree = PrefixTree<int, 16>;
+  WindowedModel<Tree> model(1000, {{.window = 20, .max_chunks = 100}});
+  const auto prompt = test::iota(0, 80);
+  const InsertOptions other{.name_space = 7};
+  {
+    auto one = model.groups.try_insert(model.tree, prompt, 16, other);
+    while (one->size() == 80) REQUIRE(model.compute(*one, 16));
+  }
+  CHECK(model.groups.find(prompt) == 0);
+  CHECK(model.groups.find(prompt, other) == 80);
+  CHECK(model.groups.chunks_needed(prompt, 1).at(0) == 3);
+  CHECK(model.groups.chunks_needed(prompt, 1, other).at(0) == 2);
 }
 
 TEST_CASE("a prompt needs no chunk for what fits behind the one that it goes on from") {

@@ -95,6 +95,40 @@ TEST_CASE("what is pinned while its prompt is computed keeps the window, too") {
   CHECK(model.layers.find(prompt) == 96);  // all else is as others are
 }
 
+TEST_CASE("a pin keeps the whole window, also before a short branch") {
+  PinnedPrompts model(16, 20);
+  const auto prompt = test::iota(0, 200);
+  PinnedPrompts::Tree::Pin pin;
+  {
+    auto one = model.tree.insert(prompt);
+    model.layers.resume(one);
+    for (int i = 0; i < 3; ++i) model.compute(one);
+    auto part = test::iota(0, 90);  // parts six tokens before what is pinned, when that is passed
+    part.push_back(5);
+    (void)model.tree.insert(part);
+    pin = model.tree.pin(prompt);
+    while (one.size() == 200) model.compute(one);
+  }
+  REQUIRE(pin.size() == 96);
+  model.crowd(12, 1000);
+  auto prefix = test::iota(0, 96);
+  prefix.push_back(5);
+  CHECK(model.layers.find(prefix) == 96);
+}
+
+TEST_CASE("nothing is cached after clear(), also of what is pinned and still read") {
+  PinnedPrompts model(16, 20);
+  const auto prompt = test::iota(0, 100);
+  auto one = model.join(prompt);
+  const auto pin = model.tree.pin(prompt);
+  for (int i = 0; i < 100; ++i) model.compute(one);
+  REQUIRE(pin.size() == 100);
+  REQUIRE(model.layers.stats().cached_chunks > 0);
+  model.tree.clear();
+  CHECK(model.layers.stats().cached_chunks == 0);
+  CHECK(detail::WindowAccess::group(model.layers).is_consistent());
+}
+
 TEST_CASE("pinned windows go where live sequences need their chunks") {
   PinnedPrompts model(/*max_chunks=*/11, 100);
   const auto prompt = test::iota(0, 100);

@@ -130,6 +130,17 @@ TEST_CASE("a plan that was replaced has no view either; steps of others need non
     auto lost = std::move(third);
   }
   CHECK(model.group().is_consistent());
+  {
+    auto finished = std::move(flight).finish();  // what it was to write first is not planned
+  }
+  {
+    auto finished = std::move(second).finish();
+  }
+  {
+    auto dropped = std::move(fourth);
+  }
+  two.leave();
+  CHECK(model.layers.stats().used_chunks == model.layers.stats().cached_chunks);
 }
 
 TEST_CASE("a step takes one chunk for rows that two sequences share") {
@@ -266,7 +277,11 @@ TEST_CASE("a fork among many looks at its own copies alone") {
   detail::WindowCopies copies;
   const auto count = [&](std::size_t i) {
     std::size_t looks = 0;
-    copies.for_each(core, core.pending_copies[i].rows.target_chunk, [&](const auto&) { ++looks; });
+    const ChunkIndex into = core.pending_copies[i].rows.target_chunk;
+    copies.for_each(core, into, [&](const auto& copy) {
+      ++looks;
+      CHECK(copy.rows.target_chunk == into);
+    });
     return looks;
   };
   CHECK(count(3) == 1);
@@ -322,6 +337,8 @@ TEST_CASE("a fork counts on no copy whose source may go before it is made") {
 
 TEST_CASE("what a step copied without a view, no fork has") {
   Steps model(40);
+  auto old = model.join(test::iota(200, 16));  // gives chunks back, which others take
+  while (old.size() < 100) model.compute(old, 16);
   auto one = model.join(test::iota(0, 32 + 5));
   for (int i = 0; i < 3; ++i) model.compute(one, 37, i);
   auto fork = one.fork();
@@ -333,10 +350,93 @@ TEST_CASE("what a step copied without a view, no fork has") {
   }
   CHECK_FALSE(model.layers.is_ready(fork));
   CHECK(model.layers.is_ready(one));
+  CHECK(model.layers.is_ready(old));
   CHECK(model.layers.resume(fork) < end);
   CHECK(model.layers.is_ready(fork));
   model.compute(fork, 40);
   CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("a step that is not used any more, or of a sequence without window, needs no view") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20)), two = model.join(test::iota(100, 40));
+  model.compute(one, 20);
+  const int drafts[] = {70, 71};
+  auto first = model.step_of(one, 3, model.plan, drafts).submit();
+  auto second = model.step_of(one, 1, model.second_plan, {}, /*takes_view=*/false).submit();
+  {
+    auto finished = std::move(first).finish();
+    Steps::commit(finished, 80);  // rejects both drafts, after which the second was
+  }
+  AttentionPlan third_plan, fourth_plan;
+  {
+    auto gone = model.join(test::iota(200, 20));
+  }
+  auto strange = model.tree.insert(test::iota(300, 20));  // has its place
+  auto third = model.step_of(strange, 10, third_plan, {}, /*takes_view=*/false).submit();
+  auto fourth = model.step_of(two, 10, fourth_plan);
+  CHECK(fourth.num_rows() == 10);
+  CHECK(model.group().is_consistent());
+}
+
+TEST_CASE("drafts that are a tree are written nowhere once their results are not used any more") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20)), two = model.join(test::iota(100, 40));
+  model.compute(one, 20);
+  const int drafts[] = {70, 71};
+  const std::int32_t parents[] = {-1, -1};
+  auto first = model.step_of(one, 3, model.plan, drafts).submit();
+  auto second = model.tree.begin_step();
+  REQUIRE(second.add(one, 3, {.tokens = drafts, .parents = parents}));
+  REQUIRE(second.add(two, 10));
+  REQUIRE(second.num_rows() == 13);
+  (void)model.layers.view(model.second_plan.build(second));  // where they would be written
+  {
+    auto finished = std::move(first).finish();
+    Steps::commit(finished, 80);  // rejects the drafts before them
+  }
+  const LiveView near = model.layers.view(model.second_plan.build(second));
+  for (int row = 0; row < 13; ++row) CHECK((near.writes[row].chunk == no_chunk) == (row < 3));
+}
+
+TEST_CASE("what a step copied of drafts without a view, the sequence has not") {
+  Steps model(40);
+  auto one = model.join(test::iota(0, 20)), other = model.join(test::iota(100, 20));
+  model.compute(one, 20);
+  const int drafts[] = {70, 71, 72};
+  const std::int32_t parents[] = {-1, 0, -1};
+  auto step = model.tree.begin_step();
+  REQUIRE(step.add(one, 4, {.tokens = drafts, .parents = parents}));
+  (void)model.layers.view(model.plan.build(step));
+  {
+    auto finished = std::move(step).finish();
+    const int accepted[] = {72, 80};
+    for (const auto& row : finished.rows()) finished.commit(row, accepted, /*leaf=*/2);
+  }
+  REQUIRE(detail::TreeAccess::core(model.tree).pending_copies.size() == 1);
+  const std::size_t end = one.num_scheduled();
+  REQUIRE(model.layers.window_end(one, end) == end);
+  {  // which are made here, for the tree alone
+    auto finished = model.step_of(other, 10, model.plan, {}, /*takes_view=*/false).finish();
+  }
+  CHECK(model.layers.window_end(one, end) == 21);
+  CHECK_FALSE(model.layers.is_ready(one));
+}
+
+TEST_CASE("rows of one step are there in all words of a chunk") {
+  using Wide = PrefixTree<int, 256>;
+  Wide tree;
+  WindowedLayers<Wide> layers(tree, {.window = 300, .max_chunks = 100});
+  AttentionPlan plan;
+  auto one = tree.insert(test::iota(0, 200));
+  layers.resume(one);
+  for (const std::size_t rows : {30, 150, 20}) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(one, rows));
+    (void)layers.view(plan.build(step));
+    const auto finished = std::move(step).finish();
+  }
+  CHECK(layers.find(test::iota(0, 200)) == 200);
 }
 
 TEST_CASE("rows whose results are not used any more are written nowhere") {
@@ -419,6 +519,20 @@ TEST_CASE("windows are kept at junctions that come while a prompt is computed") 
       CHECK(model.layers.find(next) == at);
       CHECK(model.layers.find(next, {.max_reuse = at - 1}) == at - 1);
     }
+  }
+}
+
+TEST_CASE("the window before a prompt's end is kept, wherever its steps end") {
+  for (const std::size_t first : {97, 98, 99, 100}) {
+    CAPTURE(first);
+    Steps model(20);
+    const auto prompt = test::iota(0, 100);
+    {
+      auto one = model.join(prompt);
+      model.compute(one, first);
+      while (one.size() < 160) model.compute(one, 100);
+    }
+    CHECK(model.layers.find(prompt) == 100);
   }
 }
 

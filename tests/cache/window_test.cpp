@@ -609,6 +609,29 @@ TEST_CASE("a group's cache checks what the group writes") {
   CHECK(refused([&] { (void)std::move(step).finish(); }).starts_with("layer = 0: expected step 1"));
   CHECK(refused([&] { mark_written(near.layer(0), view); }).starts_with("layer = of another tree"));
   mark_written(near.layer(0), near_view);
+  {
+    auto finished = std::move(step).finish();
+  }
+  // Of a step whose results are not used any more nothing is to be written.
+  one.mark_loaded({10, 9});
+  layers.resume(one);
+  AttentionPlan plans[2];
+  const auto plan_rows = [&](AttentionPlan& with, std::size_t rows, std::size_t drafts) {
+    auto next = tree.begin_step();
+    REQUIRE(next.add(one, rows + drafts, {.count = drafts}));
+    const auto whole = with.build(next);
+    mark_written(full.layer(0), whole);
+    mark_written(near.layer(0), layers.view(whole));
+    return next;
+  };
+  auto first = plan_rows(plans[0], one.num_uncomputed(), 2).submit();
+  step = tree.begin_step();
+  REQUIRE(step.add(one, 1));
+  {
+    auto finished = std::move(first).finish();
+    for (const auto& row : finished.rows()) finished.commit(row, 7);  // rejects both
+  }
+  CHECK_FALSE(layers.view(plan.build(step)).writes_anything());
   auto finished = std::move(step).finish();
 }
 
@@ -779,6 +802,18 @@ TEST_CASE("what does not fit is refused before anything changes") {
           "sequence = in a step, or its outputs are to come: expected one that goes on after "
           "resume() only");
     const auto stale = view;
+    {  // a view of another tree, which has an open step of this number, too
+      {
+        auto skipped = other.begin_step();
+      }
+      auto of_other = other.begin_step();
+      REQUIRE(of_other.number() == step.number());
+      REQUIRE(of_other.add(stranger));
+      AttentionPlan other_plan;
+      const auto strange = other_plan.build(of_other);
+      CHECK(refused([&] { (void)layers.view(strange); }) ==
+            "view = of another tree: expected a plan's view of this tree");
+    }
     const auto again = plan.build(step);
     (void)layers.view(again);
     CHECK(refused([&] { (void)layers.view(stale); }).starts_with("plan = out of date"));
@@ -790,6 +825,16 @@ TEST_CASE("what does not fit is refused before anything changes") {
   }
   CHECK(layers.is_ready(one));
   layers.resume(twin);
+  {
+    auto step = tree.begin_step();
+    CHECK(layers.view(plan.build(step)).num_rows == 0);
+    REQUIRE(step.add(twin));
+    const auto view = plan.build(step);
+    (void)layers.view(view);
+    const auto flight = std::move(step).submit();
+    CHECK(refused([&] { (void)layers.view(view); }).starts_with("step = "));
+  }
+  tree.device_idle();
   {  // 4 chunks are too few for 64 rows more
     auto step = tree.begin_step();
     REQUIRE(twin.try_append(test::iota(50, 64)));
@@ -804,6 +849,9 @@ TEST_CASE("what does not fit is refused before anything changes") {
   CHECK_FALSE(layers.is_ready(one));
   tree = Tree();
   CHECK(refused([&] { layers.resume(one); }).starts_with("windowed layers = orphaned"));
+  CHECK(refused([&] {
+          (void)layers.find(test::iota(0, 9));
+        }).starts_with("windowed layers = orphaned"));
   CHECK(layers.stats().used_chunks > 0);
   CHECK(refused([&] { (void)kv.layer(0); }).starts_with("cache = orphaned"));
 }

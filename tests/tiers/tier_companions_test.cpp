@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -102,6 +103,65 @@ TEST_CASE("a prompt is resumed where its window was when it was evicted") {
     auto exact = now.load(iota(0, 288));  // its last token is computed in any case
     CHECK(exact.num_written() == 287);
     CHECK(now.model.end(exact) == 287);
+  }
+}
+
+TEST_CASE("a sequence that was ready stays so where no tier has anything of it") {
+  Tiered model(memory(), {32});
+  auto one = model.model.tree.insert(iota(0, 40));
+  REQUIRE(model.model.make_ready(one));
+  auto load = model.tiers->load(one);
+  load.wait(one);
+  CHECK(model.model.is_ready(one));
+}
+
+namespace {
+
+/// Has a row of so many bytes for every so many tokens.
+class Rows final : public KvCompanion<Model::Sequence> {
+ public:
+  Rows(std::size_t width, int every) : width_(width), every_(every) {}
+  [[nodiscard]] std::string format() const override { return "rows"; }
+  [[nodiscard]] std::size_t bytes_per_token() const override { return width_; }
+  void gather(std::span<const Piece> places, CompanionRows& rows) override {
+    for (const Piece& piece : places)
+      for (std::int32_t p = piece.position; p < piece.position + piece.length; ++p)
+        if (p % every_ == 0) {
+          std::byte* const row = rows.add(p);
+          for (std::size_t i = 0; i < width_; ++i)
+            row[i] = static_cast<std::byte>(7 * p + static_cast<int>(i));
+        }
+  }
+  void scatter(Model::Sequence&, const CompanionRows&) override {}
+
+ private:
+  std::size_t width_;
+  int every_;
+};
+
+}  // namespace
+
+TEST_CASE("rows of any widths come back from a block as they were, up to a limit") {
+  Rows few(7, 5), all(3, 1), none(2, 1000), wide(40, 2);
+  const detail::TierCompanions<Model::Sequence> companions({&few, &all, &none, &wide}, 20);
+  for (const std::int32_t begin : {0, 60}) {
+    const std::vector<Piece> places{{3, 4, 12, begin + 1}, {9, 0, 7, begin + 13}};
+    std::vector<std::byte> bytes;
+    REQUIRE(companions.add_rows(places, begin + 1, bytes));
+    CHECK(bytes.size() <= companions.shapes().most_bytes());
+    for (const std::size_t limit : {1000, 11, 0}) {
+      const std::size_t end = static_cast<std::size_t>(begin) + limit;
+      auto taken = companions.no_rows();
+      CHECK(companions.take(bytes, begin + 1, end, taken));
+      std::size_t c = 0;
+      for (Rows* const one : {&few, &all, &none, &wide}) {
+        CompanionRows rows = detail::no_rows_of<Model::Sequence>(*one);
+        one->gather(places, rows);
+        detail::cut_rows(rows, end);
+        CHECK(taken[c].ranges == rows.ranges);
+        CHECK(taken[c++].bytes == rows.bytes);
+      }
+    }
   }
 }
 

@@ -79,6 +79,20 @@ class Marks final : public KvCompanion<Sequence> {
   }
 };
 
+/// Says no more than it has to.
+class Plain final : public KvCompanion<Sequence> {
+ public:
+  std::vector<TokenRange> scattered;
+
+  [[nodiscard]] std::string format() const override { return "plain"; }
+  [[nodiscard]] std::size_t bytes_per_token() const override { return 1; }
+  void gather(std::span<const Piece> places, CompanionRows& rows) override {
+    for (const Piece& piece : places)
+      for (std::int32_t i = 0; i < piece.length; ++i) *rows.add(piece.position + i) = std::byte{9};
+  }
+  void scatter(Sequence&, const CompanionRows& rows) override { scattered = rows.ranges; }
+};
+
 struct Bench {
   Tree tree{PoolAllocator{.max_chunks = 32}};
   Cache cache{tree, geometry};
@@ -107,6 +121,26 @@ struct Bench {
 };
 
 }  // namespace
+
+TEST_CASE("a companion that says no more is whole wherever K/V is, and is waited for by nobody") {
+  Bench b;
+  Plain plain;
+  auto goes = b.computed(iota(0, 30), 25);
+  const auto swapped = swap_out(goes, b.cache, {&plain});
+  CHECK(swapped.companions[0].ranges == std::vector<TokenRange>{{0, 25}});
+  auto back = resume(b.tree, b.cache, swapped, {&plain});
+  REQUIRE(back);
+  CHECK(back->num_scheduled() == 25);
+  CHECK(plain.scattered == std::vector<TokenRange>{{0, 25}});
+  CHECK(plain.end(*back, 30) == 30);
+  CompanionRows lasting = detail::no_rows_of<Tree::Sequence>(plain);
+  plain.gather_lasting(std::vector<Piece>{{0, 0, 4, 0}}, lasting);
+  CHECK(lasting.ranges == std::vector<TokenRange>{{0, 4}});
+  KvCompanion<Tree::Sequence>& any = plain;
+  any.trim(lasting);
+  CHECK(lasting.bytes.size() == 4);
+  REQUIRE(scatter_rows(*back, lasting, plain));
+}
 
 TEST_CASE("rows travel with a swapped sequence's own K/V, and only those that there are") {
   Bench b;

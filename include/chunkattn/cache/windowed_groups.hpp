@@ -108,7 +108,7 @@ class WindowedGroups {
     for (std::size_t i = 0; i < size(); ++i)
       if (needed[i] > groups_[i]->chunks_available()) return std::nullopt;
     auto sequence = tree.try_insert(prompt, options);
-    if (sequence && sequence->num_pending() == 0 && lacking_for(*sequence)) return std::nullopt;
+    if (sequence && sequence->num_pending() == 0) resume(*sequence);  // for which there is room
     return sequence;
   }
   /// Whether the groups have the chunks that a step takes: then view() of each throws no

@@ -204,7 +204,7 @@ void put_back(Sequence& sequence, const std::vector<CompanionRows>& rows,
     cut_rows(there, written);
     companions[i]->scatter(sequence, there);
   }
-  if (companions.empty() || sequence.num_pending() > 0) return;
+  if (sequence.num_pending() > 0) return;
   const std::size_t next = end_of_all(companions, sequence, sequence.num_scheduled());
   for (KvCompanion<Sequence>* const one : companions) one->resume(sequence, next);
 }

@@ -305,7 +305,6 @@ class WindowGroup final : public NodeObserver {
       num_missing_ = fresh;
       for (const Wanted& wanted : wanted_)
         if (wanted.own != no_chunk) chunks_.release(wanted.own);
-      wanted_.clear();
       return false;
     }
     for (Wanted& wanted : wanted_) {

@@ -122,7 +122,6 @@ class WindowPlan {
     // whole blocks count what straddles as the later one's.
     if (known.end == known.first && known.first < from.num_pieces && from.parent >= 0) {
       const Segment& parent = segments_[to_size(from.parent)];
-      changed |= segment.position != parent.position + parent.length;
       segment.position = parent.position + parent.length;
     }
     if (!changed) return false;

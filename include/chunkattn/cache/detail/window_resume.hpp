@@ -33,8 +33,7 @@ const WindowGroup* resume(TreeCore& core, const Groups& groups, SequenceIndex s,
     if (!group->prepare_resume(s, position)) return group;
     ++prepared.count;
   }
-  prepared.count = 0;
-  for (WindowGroup* const group : groups) group->commit_resume(s, position);
+  for (WindowGroup* const group : groups) group->commit_resume(s, position);  // nothing to cancel
   core.sequences[s].cursor = position;
   return nullptr;
 }
@@ -74,7 +73,7 @@ class PromptSearch {
     check_argument(max_tokens >= 1, "max_tokens", max_tokens, "at least 1 row");
     const std::int32_t limit = computes_last_ ? (std::min)(cached_, size_ - 1) : cached_;
     return group.search().chunks_needed(
-        match_, size_, nearest(groups, match_.last, (std::max)(0, limit)),
+        match_, size_, nearest(groups, match_.last, limit),
         static_cast<std::int32_t>((std::min)(max_tokens, to_size(size_))));
   }
 
