@@ -209,7 +209,10 @@ int main(int argc, char **argv) {
   chunkattn_plan *plan = chunkattn_step_plan_create();
   must(tree == NULL || plan == NULL);
   chunkattn_sequence *sequences[max_prompts];
-  int32_t *tokens = memory(length + 4096, sizeof *tokens);
+  size_t longest = length > 0 ? (size_t)length : 0;
+  for (int i = 0; i < count; ++i)
+    if (strlen(argv[4 + i]) > longest) longest = strlen(argv[4 + i]);
+  int32_t *tokens = memory(longest + 2, sizeof *tokens);
   for (int i = 0; i < count; ++i)
     must(chunkattn_tree_insert(tree, tokens, encode(argv[4 + i], tokens), NULL, &sequences[i]));
 
@@ -224,6 +227,7 @@ int main(int argc, char **argv) {
       must(chunkattn_step_add(step, sequences[live[i]], 0, NULL, NULL, 0, &added));
     }
     must(chunkattn_step_build(step, plan));
+    if (chunkattn_step_num_rows(step) == 0) return fprintf(stderr, "the texts take more than %d chunks\n", max_chunks), 1;
     computed += chunkattn_step_num_rows(step);
     float *x;
     forward(step, plan, &x);

@@ -54,7 +54,8 @@ Setup random_setup(test::Random& random, int chunk_size) {
   if (random.chance(0.3)) s.options.min_run = s.config.min_run = random.uniform(1, chunk_size);
   s.config.no_retention = random.chance(0.3);
   s.policy.retains = s.config.no_retention == 0;
-  s.policy.by_priority = s.config.by_priority = random.chance(0.3);
+  s.config.by_priority = random.chance(0.3);
+  s.policy.by_priority = s.config.by_priority != 0;
   if (random.chance(0.3)) {
     s.config.high_watermark = random.uniform(1, 30);
     s.policy.high_watermark = static_cast<std::size_t>(s.config.high_watermark);
@@ -702,7 +703,15 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
   failed(chunkattn_sequence_fork(s, 0, &s),
          "length = 0: expected 1 to the sequence's size, or -1 for all");
   failed(chunkattn_sequence_tokens(s, 30, 20, tokens.data()),
-         "range.end() = 50: expected at most the sequence's size, 40");
+         "the end of the range = 50: expected at most the sequence's size, 40");
+  failed(chunkattn_sequence_pieces(s, 0, 1000, nullptr, 0),
+         "length = 1000: expected an end within the sequence's 40 positions");
+  failed(chunkattn_sequence_mark_loaded(s, 1, 1),
+         "begin = 1: expected at most 0, the first position without K/V");
+  chunkattn_pin* pin = nullptr;
+  failed(chunkattn_tree_pin(tree, tokens.data(), 40, nullptr, &pin),
+         "max_pinned = 0: expected at least 1 in the tree's retention policy: pins may cover no "
+         "chunk");
   failed(chunkattn_sequence_tokens(s, -1, 2, tokens.data()),
          "begin = -1: expected a position of the sequence");
   failed(chunkattn_sequence_pieces(s, 0, -1, nullptr, 0),
@@ -714,6 +723,8 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
   chunkattn_step* const step = chunkattn_step_begin(tree);
   REQUIRE(step != nullptr);
   CHECK(chunkattn_step_begin(tree) == nullptr);
+  CHECK(chunkattn_error() == std::string("chunkattn_step_begin() = a second open step: expected "
+                                         "that step 1 is submitted, finished or dropped first"));
   chunkattn_added added{};
   failed(chunkattn_step_add(step, s, -1, nullptr, nullptr, 0, &added),
          "max_tokens = -1: expected at least 1, or 0 for all");
@@ -737,12 +748,27 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
          "sequence = of another tree: expected one of the step's tree");
   REQUIRE(chunkattn_step_add(step, s, 0, nullptr, nullptr, 0, &added) == 0);
   CHECK(added.reason == CHUNKATTN_ADDED);
+  const char* const not_built =
+      "step = added to since it was built, or not built: expected one of chunkattn_step_build(), "
+      "after the last add()";
+  failed(chunkattn_step_tokens(step, 0, tokens.data(), 40), not_built);
+  failed(chunkattn_step_positions(step, tokens.data(), 40), not_built);
   chunkattn_plan* const plan = chunkattn_step_plan_create();
   failed(chunkattn_plan_slots(plan, nullptr, 1), "num_rows = 1: expected that of the plan, 0");
   REQUIRE(chunkattn_step_build(step, plan) == 0);
   failed(chunkattn_step_tokens(step, 0, tokens.data(), 39),
          "num_rows = 39: expected that of the step, 40");
   failed(chunkattn_plan_copies(plan, nullptr, -1), "capacity = -1: expected a count");
+  chunkattn_sequence* late = nullptr;
+  const TokenList own(7, 9);
+  REQUIRE(chunkattn_tree_insert(tree, own.data(), 7, nullptr, &late) == 0);
+  REQUIRE(chunkattn_step_add(step, late, 0, nullptr, nullptr, 0, &added) == 0);
+  failed(chunkattn_step_tokens(step, 0, tokens.data(), 47), not_built);
+  failed(chunkattn_step_finish(step),
+         "step = 1: expected chunkattn_step_build() after the last add(): the kernels have no plan "
+         "of what to compute");
+  REQUIRE(chunkattn_step_build(step, plan) == 0);
+  CHECK(chunkattn_step_tokens(step, 0, tokens.data(), 47) == 0);
   REQUIRE(chunkattn_step_submit(step) == 0);
   failed(chunkattn_step_submit(step), "step = in flight: expected one that is open");
   failed(chunkattn_step_add(step, s, 0, nullptr, nullptr, 0, &added),
@@ -750,6 +776,16 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
   REQUIRE(chunkattn_step_finish(step) == 0);
   failed(chunkattn_step_finish(step), "step = finished: expected one that is open or in flight");
   failed(chunkattn_step_commit(step, nullptr, tokens.data(), 1), "row = null: expected not null");
+  CHECK(chunkattn_step_num_rows(step) == 47);
+  chunkattn_row row{};
+  REQUIRE(chunkattn_step_rows(step, &row, 1) == 2);
+  failed(chunkattn_step_commit(step, &row, nullptr, 0),
+         "num_outputs = 0: expected 1: the row has no drafts");
+  failed(chunkattn_step_commit_all(step, tokens.data(), 1),
+         "num_outputs = 1: expected one for each of the 2 rows of chunkattn_step_rows()");
+  row.index = 2;
+  failed(chunkattn_step_commit(step, &row, tokens.data(), 1),
+         "row = of another step: expected a row that chunkattn_step_rows() of this one gives");
 
   // Handles of a tree that is gone: destroyed, and nothing else.
   chunkattn_tree_destroy(tree);
@@ -758,7 +794,13 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
          "sequence = orphaned: expected a handle whose tree still exists");
   failed(chunkattn_step_commit_all(step, tokens.data(), 1),
          "step = orphaned: expected a step whose tree still exists");
-  chunkattn_sequence_destroy(s);
+  other_size.chunk_size = 16;
+  chunkattn_tree* const next = chunkattn_tree_create(&other_size);
+  chunkattn_step* const of_next = chunkattn_step_begin(next);
+  failed(chunkattn_step_add_all(of_next, &s, 1, 0, &added),
+         "sequences[0] = not live: expected one whose tree still exists");
+  chunkattn_step_destroy(of_next), chunkattn_tree_destroy(next);
+  chunkattn_sequence_destroy(s), chunkattn_sequence_destroy(late);
   chunkattn_step_destroy(step);
   chunkattn_plan_destroy(plan);
   chunkattn_sequence_destroy(foreign);
@@ -790,7 +832,11 @@ TEST_CASE("a mirror in C refuses events and snapshots that no tree gives") {
           "event->kind = 3: expected CHUNKATTN_STORED = 0, CHUNKATTN_EVICTED = 1 or "
           "CHUNKATTN_CLEARED = 2");
   event.kind = CHUNKATTN_STORED;
-  refuses(event, nullptr, "tokens = null: expected num_tokens tokens");
+  refuses(event, nullptr, "tokens = null: expected event->length tokens");
+  event.position = -5;
+  refuses(event, tokens.data(),
+          "event->position = -5: expected 0 to 2^30 - event->length, in units of 1");
+  event.position = 0;
   event.length = 17;
   refuses(event, tokens.data(),
           "event->length = 17: expected 1 to the chunk size, 16, of a stored one");

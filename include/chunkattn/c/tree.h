@@ -9,14 +9,15 @@
  * expected; what the call was to change is as before, and outputs are not written. Nothing throws
  * or ends the process.
  *
- * Ownership: what a *_create() returns or a call puts into `out` is the caller's, until it calls
- * the
- * *_destroy() of its kind. NULL may be destroyed. Handles may be destroyed after their tree, which
- * is then all that can be done with them. Arrays that a call takes are read within the call.
+ * Ownership: what a *_create() or chunkattn_step_begin() returns, and a handle that a call puts
+ * into `out`, is the caller's until the *_destroy() of its kind. NULL may be destroyed. Handles may
+ * be destroyed after their tree, which is then all that can be done with them. Arrays that a call
+ * takes are read within the call.
  *
  * Threads: calls with a tree, and with handles of it, are made by one thread at a time: the caller
  * locks. Sequences, steps and pins may be destroyed by any thread at any time; a sequence leaves
- * then with the next call that changes the tree. A mirror is an object of its own.
+ * then with the next call that changes the tree. A mirror is an object of its own: one thread at a
+ * time, without the tree's lock. Events, and what their sink calls, belong to the tree's calls.
  *
  * Structs: fill them with zeros first; a zero stands for what is usual.
  */
@@ -159,7 +160,7 @@ CHUNKATTN_C_API int64_t chunkattn_tree_trim(chunkattn_tree* tree, int64_t chunks
 CHUNKATTN_C_API int64_t chunkattn_tree_expire(chunkattn_tree* tree, uint64_t now);
 
 /** Pins the written prefix of the tokens. `out` gets NULL if none is written, or if more than
- * max_pinned chunks would be pinned. */
+ * max_pinned chunks would be pinned. Fails in a tree whose max_pinned is 0. */
 CHUNKATTN_C_API int chunkattn_tree_pin(chunkattn_tree* tree, const int32_t* tokens,
                                        int64_t num_tokens, const chunkattn_insert_options* options,
                                        chunkattn_pin** out);
@@ -292,15 +293,16 @@ CHUNKATTN_C_API int chunkattn_step_add_all(chunkattn_step* step,
                                            chunkattn_sequence* const* sequences,
                                            int64_t num_sequences, int64_t max_tokens,
                                            chunkattn_added* out);
+/** Of what was added so far. */
 CHUNKATTN_C_API int64_t chunkattn_step_num_rows(const chunkattn_step* step);
 
 /** A plan for steps; keep one over many. It is destroyed by chunkattn_plan_destroy(). */
 CHUNKATTN_C_API chunkattn_plan* chunkattn_step_plan_create(void);
 CHUNKATTN_C_API void chunkattn_plan_destroy(chunkattn_plan* plan);
-/** Makes the plan of an open step, after the last add(). It is valid until the step ends, or until
- * it is made for another. */
+/** Makes the plan of an open step, after the last add(); without it the step is not submitted or
+ * finished. It is valid until the step ends, or until it is made for another. */
 CHUNKATTN_C_API int chunkattn_step_build(chunkattn_step* step, chunkattn_plan* plan);
-/** The tokens to compute: the model's input ids.
+/** The tokens to compute: the model's input ids. As long as the step's plan is valid.
  *
  *  @param out          [num_rows]
  *  @param placeholder  stands for tokens that are not known yet: outputs of a step in flight */

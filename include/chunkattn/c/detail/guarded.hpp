@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 #include "../../detail/support/config.hpp"
 
@@ -26,18 +27,42 @@ inline char* error_text() noexcept {
   return text;
 }
 
-/// Says why a call has failed. What is beyond the checks of this interface gets its names here: a
-/// processor that lacks instructions, a system that starts no more threads.
+/// Names of the C++ library, and what the headers for C call the same.
+inline constexpr std::pair<std::string_view, std::string_view> names_in_c[] = {
+    {"AttentionPlan::build()", "chunkattn_step_build()"},
+    {"Finished::rows()", "chunkattn_step_rows()"},
+    {" rows() ", " chunkattn_step_rows() "},
+    {"begin_step()", "chunkattn_step_begin()"},
+    {" append()", " chunkattn_sequence_append()"},
+    {" take_over()", " chunkattn_sequence_take_over()"},
+    {"TreeOptions::Sharing::chunk", "CHUNKATTN_SHARE_CHUNKS"},
+    {"Sharing::chunk", "CHUNKATTN_SHARE_CHUNKS"},
+    {"event.", "event->"},
+    {"snapshot.", "snapshot->"},
+    {"a live handle, not one moved from or used after leave()", "one whose tree still exists"},
+    {"options.instruction_set = automatic", "the processor = this one"},
+    {"outputs.size()", "num_outputs"},
+    {"range.begin", "begin"},
+    {"range.end()", "the end of the range"},
+    {"range.length", "length"},
+};
+
+/// Says why a call has failed, by the names of the interface for C.
 inline void set_error(std::string_view text) noexcept {
-  constexpr std::string_view processor = "options.instruction_set = automatic";
-  const char* name = "";
-  if (text.starts_with("num_threads = ")) name = "config.";
-  if (text.starts_with(processor)) {
-    name = "the processor = this one";
-    text.remove_prefix(processor.size());
+  char* to = error_text();
+  char* const end = to + error_size - 1;
+  const auto put = [&](std::string_view part) {
+    to = std::copy_n(part.data(), (std::min)(part.size(), static_cast<std::size_t>(end - to)), to);
+  };
+  if (text.starts_with("num_threads = ")) put("config.");
+  while (!text.empty()) {
+    const auto* const name = std::find_if(std::begin(names_in_c), std::end(names_in_c),
+                                          [&](auto& pair) { return text.starts_with(pair.first); });
+    const bool is_name = name != std::end(names_in_c);
+    put(is_name ? name->second : text.substr(0, 1));
+    text.remove_prefix(is_name ? name->first.size() : 1);
   }
-  std::snprintf(error_text(), error_size, "%s%.*s", name,
-                static_cast<int>((std::min)(text.size(), error_size)), text.data());
+  *to = 0;
 }
 
 /// Calls f; what it throws becomes the text of chunkattn_error(), and the result is `failed`.

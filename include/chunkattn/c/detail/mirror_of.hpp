@@ -34,7 +34,9 @@ class MirrorOf final : public chunkattn_mirror {
     if (has_tokens && (event.length < 1 || event.length > ChunkSize)) [[unlikely]]
       fail_argument("event->length", event.length,
                     {"1 to the chunk size, ", ChunkSize, ", of a stored one"});
-    switch (mirror_.apply(event_of(event), checked_tokens(tokens, has_tokens ? event.length : 0))) {
+    const Tokens given = checked_array(tokens, has_tokens ? event.length : 0, "tokens",
+                                       "event->length", "event->length tokens");
+    switch (mirror_.apply(event_of(event), given)) {
       case Mirror::Applied::changed:
         return CHUNKATTN_CHANGED;
       case Mirror::Applied::repeated:

@@ -123,9 +123,9 @@ class StepOf final : public chunkattn_step {
                      .num_pages = static_cast<std::int32_t>(tree->num_chunks())};
   }
   void copy_tokens(std::int32_t placeholder, std::span<std::int32_t> out) const override {
-    view_.copy_tokens(out, placeholder);
+    built().copy_tokens(out, placeholder);
   }
-  void copy_positions(std::span<std::int32_t> out) const override { view_.copy_positions(out); }
+  void copy_positions(std::span<std::int32_t> out) const override { built().copy_positions(out); }
   void submit() override { state = std::move(open()).submit(); }
   void finish() override {
     if (auto* const step = std::get_if<typename Tree::Step>(&state))
@@ -163,6 +163,12 @@ class StepOf final : public chunkattn_step {
     if (step == nullptr) [[unlikely]]
       fail_state("one that is open");
     return *step;
+  }
+  [[nodiscard]] const typename Tree::StepView& built() const {
+    check_argument(view_.num_rows == num_rows(), "step",
+                   "added to since it was built, or not built",
+                   "one of chunkattn_step_build(), after the last add()");
+    return view_;
   }
   template <class Step, class State>
   [[nodiscard]] Step& finished(State& of) const {
