@@ -174,6 +174,17 @@ class GeneratorTest(unittest.TestCase):
             sure = (top[:, 0] - top[:, 1]) > 2e-4 * recorder.abs().max()
             self.assertTrue((recorder.argmax(-1)[sure] == torch.tensor(request.tokens)[sure]).all())
 
+    def test_max_sequences(self):
+        """Of forks, too."""
+        generator = Generator(self.model, max_sequences=3)
+        request = generator.submit([1, 2, 3], n=8, max_new_tokens=5, eos_token_id=None, do_sample=True, seed=1)
+        most = 0
+        while generator.has_work:
+            generator.step()
+            most = max(most, generator.num_live)
+        self.assertEqual(most, 3)
+        self.assertEqual([len(output.tokens) for output in request.outputs], [5] * 8)
+
     def test_cancelling(self):
         generator = Generator(self.model, step_tokens=4)
         first = generator.submit(range(1, 30), max_new_tokens=50, eos_token_id=None)

@@ -490,12 +490,13 @@ class Generator:
                 first.add(at)
                 committed[at], work.choice = token, choice
             elif reason is None:
-                forks.append(self._fork(work, choice, work.tokens + [token]))
+                fork = self._fork(work, choice, work.tokens + [token], self.max_sequences - len(self._live) - len(forks))
+                forks += [fork] if fork is not None else []
         finished.commit_all(committed)
         for work, token in zip(works, committed):
             work.tokens.append(token)
             work.splits, work.decodes = False, True
-        self._live += [work for work in forks if work is not None]
+        self._live += forks
         for at, choice, token, reason, error in chosen:
             request = works[at].request
             if error is not None:
@@ -503,10 +504,10 @@ class Generator:
             elif request.outputs[choice].finish_reason is None:  # else another text of it has failed
                 self._report(request, choice, token, reason)
 
-    def _fork(self, work, choice, tokens):
+    def _fork(self, work, choice, tokens, num_more):
         """Another text continues a prompt that is computed, in a fork where there is memory for one."""
         fork = Work(work.request, choice, tokens)
-        if len(self._live) < self.max_sequences:
+        if num_more > 0:
             fork.sequence = work.sequence.try_fork()
             if fork.sequence is not None and fork.sequence.try_append(tokens[-1:]):
                 if work.state is not None:

@@ -63,8 +63,6 @@ class Layer:
 
     def advance(self, forward, hidden, state):
         """The output for [texts][tokens][...]; `state`, a tensor for each key, becomes the one after them."""
-        if self.by_token and hidden.shape[1] > 1:
-            return torch.cat([self.advance(forward, token, state) for token in hidden.split(1, dim=1)], dim=1)
         part = copy.copy(self.template)
         for name in PARTS:
             setattr(part, name, dict(getattr(part, name)))
@@ -117,12 +115,12 @@ def layers_of(model, attending):
 
 def _goes_by_token(layer, hidden, expected):
     """Whether a layer goes on from a state only token by token. Raises Unsupported if it does not at all."""
-    for layer.by_token in (False, True):
+    for by_token, lengths in ((False, (4, 1, 4)), (True, (1,) * 9)):
         state = layer.zeros(len(hidden))
-        parts = [layer.advance(layer.module.forward, part, state) for part in hidden.split((4, 1, 4), dim=1)]
+        parts = [layer.advance(layer.module.forward, part, state) for part in hidden.split(lengths, dim=1)]
         difference = (torch.cat(parts, dim=1) - expected).float().norm() / expected.float().norm().clamp(min=1e-30)
         if difference <= TOLERANCE[hidden.dtype]:
-            return layer.by_token
+            return by_token
     raise Unsupported(f"{layer.name}: does not go on from a state: tokens after it differ from those of the whole text "
                       f"by {float(difference):.2g} of them")  # fmt: skip
 
@@ -237,30 +235,36 @@ def bytes_of(layers):
 
 
 class Turn:
-    """What recurrent layers compute in one step: the rows of several texts, each from its own state on."""
+    """What recurrent layers compute in one step: the rows of several texts, each from its own state on.
+
+    In passes one after the other, each by (first_row, slot) of texts with as many rows in it, and what is copied then.
+    """
 
     def __init__(self, states, pieces):
         self.states = states
-        cut = [piece for piece in pieces if piece.kept is not None]
-        self.passes = [self._grouped((piece.first_row, piece.num_kept if piece.kept else piece.num_rows, piece.slot)
-                                     for piece in pieces),
-                       self._grouped((piece.first_row + piece.num_kept, piece.num_rows - piece.num_kept, piece.slot)
-                                     for piece in cut)]  # fmt: skip
-        self.copies = [(piece.slot.index, piece.kept.index) for piece in cut]
-
-    @staticmethod
-    def _grouped(parts):
-        """By their number of rows: [(rows of all texts, [texts][rows]; slots)]."""
-        by_length = {}
-        for first, count, slot in parts:
-            by_length.setdefault(count, []).append((first, slot.index))
-        return [(torch.tensor([first for first, _ in group])[:, None] + torch.arange(count),
-                 torch.tensor([slot for _, slot in group])) for count, group in by_length.items()]  # fmt: skip
+        self.passes = {}  # for layers that go on token by token (True), and for others
+        for by_token in {layer.by_token for layer in states.layers}:
+            passes = self.passes[by_token] = []
+            for piece in pieces:
+                ends = range(1, piece.num_rows + 1) if by_token else {piece.num_kept or piece.num_rows, piece.num_rows}
+                begin = 0
+                for at, end in enumerate(sorted(ends)):
+                    if at == len(passes):
+                        passes.append(({}, []))
+                    groups, copies = passes[at]
+                    groups.setdefault(end - begin, []).append((piece.first_row + begin, piece.slot.index))
+                    if end == piece.num_kept and piece.kept is not None:
+                        copies.append((piece.slot.index, piece.kept.index))
+                    begin = end
+            for groups, _ in passes:
+                for count, parts in groups.items():
+                    first, slots = torch.tensor(parts).T
+                    groups[count] = first[:, None] + torch.arange(count), slots
 
     def advance(self, layer, tensors, forward, hidden):
         out = None
-        for at, groups in enumerate(self.passes):
-            for rows, slots in groups:
+        for groups, copies in self.passes[layer.by_token]:
+            for rows, slots in groups.values():
                 if len(slots) == 1:
                     state = [tensor[slots[0] : slots[0] + 1] for tensor in tensors]
                     part = layer.advance(forward, hidden[:, rows[0, 0] : rows[0, -1] + 1], state)
@@ -272,10 +276,9 @@ class Turn:
                 if out is None:
                     out = part.new_empty(1, hidden.shape[1], *part.shape[2:])
                 out[0, rows] = part
-            if at == 0:
-                for source, target in self.copies:
-                    for tensor in tensors:
-                        tensor[target] = tensor[source]
+            for source, target in copies:
+                for tensor in tensors:
+                    tensor[target] = tensor[source]
         return out
 
     @contextlib.contextmanager
