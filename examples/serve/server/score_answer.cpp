@@ -37,7 +37,6 @@ std::string ScoreAnswer::body() {
 
 bool ScoreAnswer::go_on(httplib::DataSink& sink) {
   if (!sink.is_writable()) return false;
-  if (!std::exchange(probed_, true)) return sink.write(" ", 1);
   if (!wait(std::chrono::milliseconds(50))) return true;
   ended_ = true;
   std::string out;

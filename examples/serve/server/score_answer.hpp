@@ -28,7 +28,7 @@ class ScoreAnswer {
   [[nodiscard]] std::string body();
 
   /// As Answer has it, for a client that may have closed: the status is sent before the scores are
-  /// known.
+  /// known, and what one answers that has closed is a reset.
   [[nodiscard]] bool go_on(httplib::DataSink& sink);
   [[nodiscard]] bool ended() const { return ended_; }
 
@@ -36,7 +36,7 @@ class ScoreAnswer {
   const ReplyHead head_;
   const bool softmax_;
   Usage usage_;
-  bool probed_ = false, ended_ = false;
+  bool ended_ = false;
   std::function<void(const std::string&)> at_end_;
   Scoring scoring_;
 };
