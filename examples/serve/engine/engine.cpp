@@ -39,8 +39,10 @@ void check(const Config& config, const EngineOptions& options, int ranks) {
 }  // namespace
 
 bool has_window_chunks(const Config& config, const EngineOptions& options) {
+  const bool all =
+      config.num_local() == config.num_layers;  // tiers are of K/V in the tree's chunks
   return !options.keeps_windows && config.num_local() > 0 && options.mode == Mode::tree &&
-         !options.on_gpu && !has_tiers(options);
+         !options.on_gpu && !(all && has_tiers(options));
 }
 std::size_t max_window_chunks(const EngineOptions& options) {
   return options.max_window_chunks > 0 ? options.max_window_chunks : options.max_chunks;

@@ -168,7 +168,8 @@ struct EngineOptions {
   KvType kv = KvType::fp32;
   std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is memory
   /// Layers with a window have K/V in chunks of their own, which are free again when the window has
-  /// moved on; with Mode::tree, on the CPU, without tiers. Else in those of all other layers.
+  /// moved on; with Mode::tree, on the CPU, and beside tiers if other layers have none. Else in
+  /// those of all other layers.
   bool keeps_windows = false;
   std::size_t max_window_chunks = 0;  ///< of these; 0: as many as max_chunks
   std::size_t step_tokens = 512;      ///< tokens of a step, beside one for each that decodes

@@ -31,7 +31,7 @@ class EngineWindows {
 
   [[nodiscard]] Layers& layers() { return layers_; }
   [[nodiscard]] const Layers& layers() const { return layers_; }
-  /// The K/V of the layers, which is to travel with sequences that are swapped.
+  /// The K/V of the layers, which is to travel with that of the tree.
   void set_cache(AnyCache cache) {
     std::visit(
         [this](auto* of) {
@@ -48,10 +48,13 @@ class EngineWindows {
   }
 
   /// Has sequences that have joined computed from where their windows are. Those that cannot be yet
-  /// wait: what they lack another one is to compute, or chunks are missing.
-  void resume(Group<Sequence>& group) {
+  /// wait: what they lack is to come from tiers, another one is to compute it, or chunks are
+  /// missing.
+  template <class F>
+  void resume(Group<Sequence>& group, const F& is_loading) {
     for (Sequence& sequence : group.sequences) {
-      if (layers_.is_ready(sequence) || sequence.num_pending() > 0) continue;
+      if (layers_.is_ready(sequence) || sequence.num_pending() > 0 || is_loading(sequence))
+        continue;
       const std::size_t end = layers_.window_end(sequence, sequence.num_scheduled());
       if (!is_computed_again(group, sequence, end)) try_resume(sequence, end);
     }

@@ -68,8 +68,8 @@ class TreeEngine final : public Engine {
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
                                                        options.max_chunks + options.step_tokens);
     if (windows_) windows_->set_cache(attention_->window_cache());
-    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_,
-                        {scores_.companion()});
+    tiers_ =
+        make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_, companions());
   }
   TreeEngine(const TreeEngine&) = delete;
   TreeEngine& operator=(const TreeEngine&) = delete;
@@ -266,6 +266,8 @@ class TreeEngine final : public Engine {
     }
     if (request.logprobs < -1 || request.logprobs > most_logprobs)
       fail("logprobs", request.logprobs, "-1, which is none, to 20");
+    if (request.prompt_logprobs && request.logprobs < 0)
+      fail("logprobs", request.logprobs, "0 to 20 beside prompt_logprobs");
     if (request.scored_from < 1 || request.scored_from > size)
       fail("scored_from", request.scored_from, "1 to the prompt's tokens, " + std::to_string(size));
     for (const int token : request.labels)
@@ -378,8 +380,7 @@ class TreeEngine final : public Engine {
     for (std::size_t i = 0; i < prefilling_.size(); ++i) {
       Sequence& sequence = prefilling_.sequences[i];
       LiveRequest& job = *prefilling_.works[i].job;
-      if (!job.scores_prompt() || loads_.contains(sequence.id()) || sequence.num_pending() > 0)
-        continue;
+      if (!job.scores_prompt() || is_loading(sequence)) continue;
       const std::size_t known = scores_.recall(job, sequence);
       stats_.scored_tokens += known;
       stats_.recalled_tokens += known;
@@ -441,7 +442,7 @@ class TreeEngine final : public Engine {
         attention_->cache());
   }
 
-  /// What travels with K/V that is swapped.
+  /// What travels with K/V that is swapped, or goes to tiers.
   [[nodiscard]] chunkattn::KvCompanions<Sequence> companions() {
     chunkattn::KvCompanions<Sequence> all{scores_.companion()};
     if (windows_) all.push_back(windows_->companion());
@@ -470,6 +471,7 @@ class TreeEngine final : public Engine {
   /// nothing can run.
   [[nodiscard]] bool try_step() {
     const bool waits = poll_loads();
+    resume_windows();  // of those that joined: who joins again may need the same
     recall_scores();
     std::optional<Step> step = make_step();
     if (!step) {
@@ -493,6 +495,13 @@ class TreeEngine final : public Engine {
     if (tiers_ && is_prefill) tiers_->computed(rows, seconds);
     return true;
   }
+  void resume_windows() {
+    if (windows_)
+      windows_->resume(prefilling_, [this](const Sequence& one) { return is_loading(one); });
+  }
+  [[nodiscard]] bool is_loading(const Sequence& sequence) const {
+    return !loads_.empty() && loads_.contains(sequence.id());
+  }
   /// Puts in place what has come from tiers. Whether anybody still waits for more.
   bool poll_loads() {
     if (loads_.empty()) return false;
@@ -509,7 +518,7 @@ class TreeEngine final : public Engine {
   /// A step with as many tokens as there is memory for; nothing where there is none for one of
   /// each that decodes, or nothing can run.
   std::optional<Step> make_step() {
-    if (windows_) windows_->resume(prefilling_);
+    resume_windows();
     for (std::size_t tokens = budget_.tokens();; tokens /= 2) {
       Step step = tree_.begin_step();
       if (!fill(step, tokens)) return std::nullopt;
@@ -529,7 +538,7 @@ class TreeEngine final : public Engine {
       add_rows(decoding_, i, static_cast<int>(decoding_.sequences[i].size()) - 1, 1);
     }
     for (std::size_t i = 0; i < prefilling_.size() && tokens_left > 0; ++i) {
-      if (!loads_.empty() && loads_.contains(prefilling_.sequences[i].id())) continue;
+      if (is_loading(prefilling_.sequences[i])) continue;
       if (windows_ && !windows_->is_ready(prefilling_.sequences[i])) continue;
       const LiveRequest& job = *prefilling_.works[i].job;
       if (job.scores_prompt() && is_being_scored(prefilling_.sequences[i], job)) continue;

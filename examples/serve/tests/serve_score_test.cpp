@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,7 +12,6 @@
 #include "model_site.hpp"
 #include "server/api_reply.hpp"
 #include "server/scoring.hpp"
-#include "tests/support/random.hpp"
 
 using namespace serve;
 using namespace test;
@@ -23,61 +20,12 @@ namespace {
 
 const char* const scores_path = "/v1/score";
 
-std::vector<int> drawn_tokens(Random& random, int count) {
-  std::vector<int> tokens(static_cast<std::size_t>(count));
-  for (int& token : tokens) token = random.uniform(3, 299);
-  return tokens;
-}
-
-std::vector<int> joined(std::vector<int> first, const std::vector<int>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 /// Rows that the engine has computed, which is idle now.
 std::size_t settled_rows(ModelSite& s) {
   (void)s.site.service().snapshot();  // between two steps, after which they are counted
   (void)s.site.service().snapshot();
   return s.site.service().counters().engine.rows;
 }
-
-/// An engine by itself, and what it computes for requests.
-struct ScoringEngine {
-  using Scores = std::vector<std::vector<TokenLogprob>>;
-
-  chunkattn::ThreadPool pool{1};
-  Model model;
-  Products products{pool, ProductKind::own};
-  std::unique_ptr<Engine> engine;
-  RequestId last_id = 0;
-
-  explicit ScoringEngine(const EngineOptions& options, int vocabulary = 300)
-      : model(random_model({64, 172, 2, 8, 4, vocabulary, 256, true, 1e-5f, 10000.0f},
-                           Element::fp32, 7, pool)),
-        engine(make_engine(model, products, options)) {}
-
-  /// Of requests that generate nothing; and how many rows that took.
-  std::pair<std::vector<Scores>, std::size_t> run_all(std::vector<Request> requests) {
-    std::map<RequestId, std::size_t> places;
-    for (Request& request : requests) {
-      request.id = ++last_id;
-      request.max_length = request.prompt.size();
-      const std::size_t place = places.size();
-      places[request.id] = place;
-      engine->submit(std::move(request));
-    }
-    const std::size_t before = engine->stats().rows;
-    while (engine->step(0)) continue;
-    std::vector<Scores> scores(places.size());
-    for (const Event& event : engine->take_events())
-      scores[places.at(event.id)] = event.prompt_logprobs;
-    return {scores, engine->stats().rows - before};
-  }
-  std::pair<Scores, std::size_t> run(const Request& request) {
-    auto [scores, rows] = run_all({request});
-    return {scores.front(), rows};
-  }
-};
 
 }  // namespace
 
@@ -250,146 +198,6 @@ TEST_CASE("a prompt that is repeated with its log-probabilities again computes w
        {"scored_items_total 0", "scored_tokens_total 301", "recalled_tokens_total 177"}) {
     CAPTURE(metrics->body);
     CHECK(metrics->body.find("\nchunkattn_" + line + "\n") != std::string::npos);
-  }
-}
-
-TEST_CASE("what was scored once is said again, and only what is new is computed") {
-  Random random(12);
-  for (int round = 0; round < 6; ++round) {
-    EngineOptions options = ModelSite::options();
-    options.max_chunks = 4000;  // nothing is evicted
-    options.step_tokens = static_cast<std::size_t>(random.uniform(1, 3) * 40);
-    const bool is_chunked = round % 3 == 2;  // shares whole chunks
-    if (is_chunked) options.mode = Mode::paged_prefix;
-    if (round % 2 == 1) options.reduce = chunkattn::CpuOptions::Reduce::deterministic;
-    ScoringEngine engine(options);
-    std::map<std::vector<int>, std::vector<TokenLogprob>> said;  // behind these tokens of a tenant
-    std::set<std::vector<int>> cached;                           // likewise
-    std::vector<std::vector<int>> prompts{drawn_tokens(random, 120)};
-    for (int i = 0; i < 40; ++i) {
-      std::vector<int> prompt = prompts[random.index(prompts.size())];
-      prompt.resize(1 + random.index(prompt.size()));
-      prompt = joined(prompt, drawn_tokens(random, random.uniform(0, 30)));
-      prompts.push_back(prompt);
-      Request request;
-      request.tenant = random.index(2);
-      request.prompt = prompt;
-      const bool is_scored = random.chance(0.8), is_more = random.chance(0.1);
-      if (is_scored) {
-        request.prompt_logprobs = true;
-        request.logprobs = is_more ? random.uniform(6, 20) : random.uniform(0, 5);
-        if (random.chance(0.3)) request.scored_from = 1 + random.index(prompt.size());
-      }
-      const auto [scores, rows] = engine.run(request);
-      // Row by row, as it should be.
-      std::vector<int> path{static_cast<int>(request.tenant)};
-      std::size_t first = prompt.size() - 1, needed = 0;  // the last is always computed
-      for (std::size_t p = 0; p < prompt.size(); ++p) {
-        path.push_back(prompt[p]);
-        const bool is_last = p + 1 == prompt.size();
-        if (!is_last) path.push_back(prompt[p + 1]);
-        const bool is_wanted = is_scored && !is_last && p + 1 >= request.scored_from;
-        const bool is_known = !is_wanted || (said.contains(path) && !is_more);
-        if (!is_last) path.pop_back();
-        if (!cached.contains(path) || !is_known) first = std::min(first, p);
-        needed += !cached.contains(path) || !is_known || is_last ? 1 : 0;
-      }
-      CAPTURE(i);
-      // What is known behind what is not is passed over from one step to the next.
-      CHECK(rows >= needed);
-      if (!is_chunked) CHECK(rows <= prompt.size() - first);
-      REQUIRE(scores.size() == (is_scored ? prompt.size() - request.scored_from : 0));
-      path.assign(1, static_cast<int>(request.tenant));
-      const auto own = own_distributions(engine.model, engine.products, prompt);
-      for (std::size_t p = 0; p < prompt.size(); ++p) {
-        path.push_back(prompt[p]);
-        cached.insert(path);
-        if (!is_scored || p + 1 < request.scored_from || p + 1 == prompt.size()) continue;
-        const auto& one = scores[p + 1 - request.scored_from];
-        path.push_back(prompt[p + 1]);
-        REQUIRE(one.size() == 1 + static_cast<std::size_t>(request.logprobs));
-        CHECK(one[0].token == prompt[p + 1]);
-        for (const TokenLogprob& of : one)
-          CHECK(std::abs(of.logprob - own[p][static_cast<std::size_t>(of.token)]) < 1e-5f);
-        for (std::size_t k = 2; k < one.size(); ++k) CHECK(one[k - 1].logprob >= one[k].logprob);
-        auto& before = said[path];
-        for (std::size_t k = 0; k < std::min(before.size(), one.size()) && !is_more; ++k) {
-          CHECK(before[k].token == one[k].token);
-          // To the bit; of whole chunks, where the last one may be computed for each.
-          if (!is_chunked) CHECK(before[k].logprob == one[k].logprob);
-        }
-        if (before.empty() || (!is_more && before.size() < one.size()))
-          before.assign(one.begin(), one.begin() + std::min<std::ptrdiff_t>(6, std::ssize(one)));
-        path.pop_back();
-      }
-    }
-    CHECK(engine.engine->stats().recalled_tokens > 0);
-    CHECK(engine.engine->stats().recalled_tokens < engine.engine->stats().scored_tokens);
-  }
-}
-
-TEST_CASE("prompts that are scored at once share what they begin with") {
-  Random random(13);
-  for (const Mode mode : {Mode::tree, Mode::paged}) {
-    EngineOptions options = ModelSite::options();
-    options.mode = mode;
-    options.max_chunks = 500;
-    options.step_tokens = 30;
-    ScoringEngine engine(options);
-    const std::vector<int> common = drawn_tokens(random, 100);
-    std::vector<Request> requests;
-    for (int i = 0; i < 4; ++i) {
-      Request request;
-      request.prompt = joined(common, {50 + i / 2, 5, 6, 7});
-      request.prompt_logprobs = true;
-      request.logprobs = 2;
-      if (i == 3) request.scored_from = 103;
-      requests.push_back(request);
-    }
-    const auto [scores, rows] = engine.run_all(requests);
-    // The first, the last row of its equal, from where the third parts, the last of its equal.
-    if (mode == Mode::tree) CHECK(rows == 104 + 1 + 5 + 1);
-    for (std::size_t i = 0; i < 4; ++i) {
-      const auto own = own_logprobs(engine.model, engine.products, requests[i].prompt);
-      const std::size_t from = requests[i].scored_from;
-      REQUIRE(scores[i].size() == 104 - from);
-      for (std::size_t t = from; t < 104; ++t)
-        CHECK(std::abs(scores[i][t - from][0].logprob - own[t - 1]) < 1e-5f);
-    }
-  }
-}
-
-TEST_CASE("steps hold as much of contexts as fits, and continuations side by side") {
-  EngineOptions options = ModelSite::options();
-  options.step_tokens = 400;
-  options.max_chunks = 500;
-  ScoringEngine engine(options);
-  Random random(15);
-  const std::vector<int> context = drawn_tokens(random, 220);
-  std::vector<Request> requests(2);
-  for (int i = 0; i < 2; ++i) {
-    requests[static_cast<std::size_t>(i)].prompt = joined(context, {10 + i, 20, 30});
-    requests[static_cast<std::size_t>(i)].prompt_logprobs = true;
-    requests[static_cast<std::size_t>(i)].scored_from = 220;
-    requests[static_cast<std::size_t>(i)].logprobs = 0;
-  }
-  CHECK(engine.run_all(requests).second == 223 + 4);  // the context's last row once for each
-  CHECK(engine.engine->stats().steps == 1);
-}
-
-TEST_CASE("a vocabulary of fewer tokens than are kept") {
-  ScoringEngine engine(ModelSite::options(), 4);
-  Request request;
-  request.prompt = {1, 2, 3};
-  request.prompt_logprobs = true;
-  request.logprobs = 5;
-  const auto first = engine.run(request), second = engine.run(request);
-  CHECK(first.second == 3);
-  CHECK(second.second == 1);
-  for (const auto& scores : {first.first, second.first}) {
-    REQUIRE(scores.size() == 2);
-    CHECK(scores[0].size() == 5);
-    CHECK(scores[1][0].token == 3);
   }
 }
 

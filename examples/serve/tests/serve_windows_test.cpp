@@ -120,7 +120,8 @@ TEST_CASE("K/V of windows is kept where it cannot be given back, or is not to be
   CHECK_FALSE(has_pool());
   options.mode = Mode::tree;
   options.tiers.memory_bytes = 1 << 20;
-  CHECK_FALSE(has_pool());
+  CHECK(has_pool());
+  CHECK(WindowedModel(windowed_config(17, 0)).engine(options)->bytes_per_window_chunk() == 0);
   options.tiers = {};
   CHECK(model.engine(options)->snapshot().windows.chunks_free == options.max_chunks);
   options.max_window_chunks = 2;

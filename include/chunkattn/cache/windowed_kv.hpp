@@ -78,11 +78,13 @@ class WindowedKv final : public KvCompanion<typename Tree::Sequence> {
       if (c != no_chunk && group().chunks().is_kept(c)) gather({&piece, 1}, rows);
     }
   }
-  /// Of whole windows the last one, and what comes after it.
+  /// Of whole windows the last one, and what comes after it; with the row before, for who goes on
+  /// a row earlier.
   void trim(CompanionRows& rows) const override {
     for (std::size_t i = rows.ranges.size(); i-- > 0;) {
       const std::int32_t first = needed(detail::to_size(rows.ranges[i].end()), {}).begin;
-      if (rows.ranges[i].begin <= first) return detail::drop_rows_before(rows, first);
+      if (rows.ranges[i].begin <= first)
+        return detail::drop_rows_before(rows, (std::max)(0, first - 1));
     }
   }
   [[nodiscard]] bool reserve(Sequence& sequence, const CompanionRows& rows) override {
