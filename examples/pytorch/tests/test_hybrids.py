@@ -72,6 +72,8 @@ class HybridsTest(unittest.TestCase):
         self.assertLessEqual(stats["count"], pool.num_kept)
         self.assertEqual(pool.count - len(pool.free), stats["count"])
         self.assertEqual(len(set(pool.free)), len(pool.free))
+        for layer in pool.layers:
+            self.assertEqual([tensors[key] for tensors, key in layer.keys], [None] * len(layer.keys))
 
     def test_texts_of_each_family(self):
         """16 texts that part anywhere, some at once, others after those before: as by transformers' generate()."""
@@ -307,6 +309,20 @@ class HybridsTest(unittest.TestCase):
         def keeps_none(module, hidden_states, **named):
             return forward(module, hidden_states)
 
+        def replaces(module, hidden_states, **named):
+            """What transformers' layers do not do: the cache has another tensor afterwards."""
+            cache = next((given for given in named.values() if hasattr(given, "layers")), None)
+            before = cache and cache.layers[module.layer_idx].conv_states[0]
+            kept = None if before is None else before.clone()
+            out = forward(module, hidden_states, **named)
+            if kept is not None:
+                cache.layers[module.layer_idx].conv_states[0] = before.clone()
+                before.copy_(kept)
+            return out
+
+        replaces.__signature__ = inspect.signature(forward)
+        with unittest.mock.patch.object(kind, "forward", replaces):
+            Generator(make("lfm2"))
         for wrong, reason in ((forgets, r"layers.0.conv: does not go on from a state: tokens after it differ"),
                               (keeps_none, r"layers.0.conv: its state is not in transformers' cache")):  # fmt: skip
             wrong.__signature__ = inspect.signature(forward)

@@ -1,5 +1,5 @@
 // Checkpoints: states of a model's recurrent layers (SSM, linear attention), kept for prompts that
-// begin with the same tokens (docs/checkpoints.md).
+// begin with the same tokens (docs/windows.md).
 #pragma once
 
 #include <cstddef>

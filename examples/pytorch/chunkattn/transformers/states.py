@@ -6,7 +6,6 @@ goes on from such rows, once for all texts that have as many tokens in it.
 """
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import weakref
@@ -28,51 +27,37 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 class Layer:
     """A module with a state, and how its forward() goes on from one."""
 
-    def __init__(self, module, name, index, argument, cache, template):
-        self.module, self.name, self.index, self.argument = module, name, index, argument
-        self.cache = cache  # of all layers; each call places this layer's part in it
-        self.template = template  # that part, without its tensors
-        self.keys, self.sizes = [], []  # of each tensor: (part, key), and (shape for one text, dtype)
+    def __init__(self, module, name, index, argument, cache):
+        self.module, self.name, self.argument = module, name, argument
+        self.cache, self.part = cache, cache.layers[index]  # of all layers, and of this one, which holds a call's state
+        self.keys, self.sizes = [], []  # of each tensor of a state: (its dictionary, key), and (shape for one text, dtype)
         self.by_token = False  # whether it goes on from a state with one token at a time alone
 
     def learn(self, hidden):
         """Finds out what its state is. Returns the output for [texts][tokens][...] from no token on."""
-        template = copy.deepcopy(self.template)
-        out = self._call(self.module.forward, hidden, template)
-        self.template = template
-        for part in PARTS:
-            tensors = getattr(template, part)
+        out = self.module.forward(hidden, **{self.argument: self.cache})
+        for name in PARTS:
+            tensors = getattr(self.part, name)
             if not isinstance(tensors, dict):
                 raise Unsupported(f"{self.name}: the cache of transformers {transformers.__version__} has other states "
                                   "than newer ones: expected 5.19 or newer")  # fmt: skip
             for key, tensor in tensors.items():
                 if tensor is not None:
-                    self.keys.append((part, key))
+                    self.keys.append((tensors, key))
                     self.sizes.append((tensor.shape[1:], tensor.dtype))
-            setattr(template, part, dict.fromkeys(tensors))
         if not self.keys or not isinstance(out, torch.Tensor):
             raise Unsupported(f"{self.name}: its state is not in transformers' cache")
         return out
 
-    def _call(self, forward, hidden, part):
-        self.cache.layers[self.index] = part
-        try:
-            return forward(hidden, **{self.argument: self.cache})
-        finally:
-            self.cache.layers[self.index] = self.template  # the cache keeps no tensors
-
     def advance(self, forward, hidden, state):
         """The output for [texts][tokens][...]; `state`, a tensor for each key, becomes the one after them."""
-        part = copy.copy(self.template)
-        for name in PARTS:
-            setattr(part, name, dict(getattr(part, name)))
-        for (name, key), tensor in zip(self.keys, state):
-            getattr(part, name)[key] = tensor
-        out = self._call(forward, hidden, part)
-        for (name, key), tensor in zip(self.keys, state):
-            after = getattr(part, name)[key]
-            if after is not tensor:
-                tensor.copy_(after)
+        for (tensors, key), tensor in zip(self.keys, state):
+            tensors[key] = tensor
+        out = forward(hidden, **{self.argument: self.cache})
+        for (tensors, key), tensor in zip(self.keys, state):
+            if tensors[key] is not tensor:
+                tensor.copy_(tensors[key])
+            tensors[key] = None
         return out
 
     def zeros(self, num_texts):
@@ -91,7 +76,7 @@ def layers_of(model, attending):
             continue
         inner = found.get(index)
         if inner is None or path.startswith(inner.name + "."):  # a layer that has it as a part comes before it
-            found[index] = Layer(module, path, index, argument, cache, cache.layers[index])
+            found[index] = Layer(module, path, index, argument, cache)
     if missing := [index for index in expected if index not in found]:
         raise Unsupported(f"{type(model).__name__}: no module of layer {missing[0]} takes transformers' cache, which has a "
                           "state for it")  # fmt: skip
