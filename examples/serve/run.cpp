@@ -36,6 +36,7 @@ struct Arguments {
   int tier_memory_mib = 0, tier_dir_mib = 10240;
   int chunk_size = 64, chunks = 0, window_chunks = 0, kv_mib = 512, swap_mib = 512;
   int step_tokens = 512;
+  int explained_tokens = 1 << 18;
   int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
   int drain_seconds = 30;
   std::string kv_events, kv_topic = "kv-events", kv_form = "arrays";
@@ -102,6 +103,9 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.flag("--kv-salted", "publishes the tokens of tenants with a salt, too", a.kv_salted);
   options.flag("--tree-texts", "/ and /tree show how all texts begin to who has the key",
                a.http.tree_texts);
+  options.number("--explain", "N",
+                 "evicted tokens that are remembered, for explain_cache; 0: it is refused",
+                 a.explained_tokens, 0, 1 << 30);
   options.flag("--hide-cached", "replies leave out how much of their prompts was cached",
                a.http.hides_cached);
   options.flag("--quiet", "no line for each request", a.quiet);
@@ -197,6 +201,7 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.swap_bytes = static_cast<std::size_t>(arguments.swap_mib) << 20;
   options.tiers = tier_options(arguments, loaded.model);
   options.keeps_windows = arguments.windows == "keep";
+  options.explained_tokens = to_size(arguments.explained_tokens);
   set_chunks(arguments, loaded.model.config, options);
   return options;
 }
@@ -329,6 +334,7 @@ int run(int argc, char** argv) {
       std::min(static_cast<std::size_t>(loaded.model.config.max_positions),
                (options.max_chunks - 1) * static_cast<std::size_t>(options.chunk_size));
   served.max_choices = arguments.max_choices;
+  served.explains = arguments.explained_tokens > 0 && !arguments.http.hides_cached;
   const std::unique_ptr<KvPublisher> publisher = publisher_of(arguments, *engine);
   ServiceOptions service_options = arguments.service;
   if (publisher) service_options.after_step = [to = publisher.get()] { to->flush(); };

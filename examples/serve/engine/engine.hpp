@@ -6,6 +6,8 @@
 // own: whoever calls step() says what time it is.
 #pragma once
 
+#include <array>
+#include <chunkattn/cache/explain.hpp>
 #include <chunkattn/chunkattn.hpp>
 #include <chunkattn/events/cache_event.hpp>
 #include <chunkattn/tiers/tier_store.hpp>
@@ -78,6 +80,7 @@ struct Request {
   /// before that one are found in the cache as those of other requests are.
   std::size_t scored_from = 1;
   std::vector<int> labels = {};  ///< tokens whose log-probabilities behind the prompt are wanted
+  bool explains = false;         ///< whether Event::report is wanted
   std::uint64_t tenant = 0;      ///< shares K/V only with its own
   std::string salt = {};  ///< what the tenant is called by all servers that share a directory
   /// On the clock of step(); past it the request ends.
@@ -95,6 +98,10 @@ enum class Finish {
   late        ///< Request::start_by has passed, and nothing of it has run
 };
 
+/// Why the tokens of a prompt were found in the cache, or were not, when it joined.
+using CacheReport = chunkattn::CacheExplanation<std::int32_t>;
+inline constexpr std::size_t num_cache_reasons = 10;
+
 /// What happened to one choice of a request. Events stand in the order in which they happened; each
 /// generated token has one, and each choice has exactly one with a finish, its last.
 struct Event {
@@ -110,7 +117,9 @@ struct Event {
   /// that asks for them.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};
   std::vector<float> labels = {};  ///< log-probabilities of Request::labels, in the first event
-  int stop_token = -1;             ///< of Request::stop_tokens, the one that ended the choice
+  /// In the first event of a request that wants it, if EngineOptions::explained_tokens is not 0.
+  std::shared_ptr<const CacheReport> report = {};
+  int stop_token = -1;  ///< of Request::stop_tokens, the one that ended the choice
 };
 
 /// How K/V is shared. The other two are what the tree is to be compared with.
@@ -186,6 +195,8 @@ struct EngineOptions {
   Order order = Order::fcfs;
   std::size_t swap_bytes = std::size_t{1} << 30;                        ///< of host memory, at most
   std::size_t max_sequences = std::numeric_limits<std::size_t>::max();  ///< that are live at once
+  /// Evicted tokens that are remembered, to say why prompts were not found; 0: nothing is said.
+  std::size_t explained_tokens = 0;
   TierOptions tiers;
 };
 
@@ -203,12 +214,14 @@ struct TierCounts {
 /// Counts since the engine was made.
 struct EngineStats {
   int steps = 0;
-  std::size_t rows = 0;                ///< tokens that went through the model
-  std::size_t prompt_tokens = 0;       ///< of requests whose prompts are computed
-  std::size_t cached_tokens = 0;       ///< of these, found in the cache
-  std::size_t generated_tokens = 0;    ///< reported by events
-  std::size_t scored_tokens = 0;       ///< of prompts, whose log-probabilities were wanted
-  std::size_t recalled_tokens = 0;     ///< of these, known from earlier prompts
+  std::size_t rows = 0;              ///< tokens that went through the model
+  std::size_t prompt_tokens = 0;     ///< of requests whose prompts are computed
+  std::size_t cached_tokens = 0;     ///< of these, found in the cache
+  std::size_t generated_tokens = 0;  ///< reported by events
+  std::size_t scored_tokens = 0;     ///< of prompts, whose log-probabilities were wanted
+  std::size_t recalled_tokens = 0;   ///< of these, known from earlier prompts
+  /// Tokens of prompts that joined, by CacheReason, if EngineOptions::explained_tokens is not 0.
+  std::array<std::uint64_t, num_cache_reasons> reasons{};
   std::size_t peak_sequences = 0;      ///< live in one step
   std::size_t peak_chunks = 0;         ///< in use in one step, cache not counted
   std::size_t peak_window_chunks = 0;  ///< of layers with a window, cached windows too

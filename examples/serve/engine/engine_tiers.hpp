@@ -55,6 +55,10 @@ class EngineTiers {
   virtual ~EngineTiers() = default;
   /// Null if there is nothing to look for.
   [[nodiscard]] virtual std::unique_ptr<Load> load(const Sequence& sequence) = 0;
+  /// As chunkattn::Tiers::find().
+  [[nodiscard]] virtual std::vector<std::size_t> find(std::span<const std::int32_t> prompt,
+                                                      const chunkattn::InsertOptions& options,
+                                                      std::size_t begin) const = 0;
   /// Blocks that are still to be stored.
   virtual std::size_t advance(std::size_t max_blocks) = 0;
   /// Whether blocks are being offloaded.
@@ -82,6 +86,11 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     auto started = tiers_.load(sequence);
     if (!started) return nullptr;
     return std::make_unique<LoadOf>(std::move(started));
+  }
+  [[nodiscard]] std::vector<std::size_t> find(std::span<const std::int32_t> prompt,
+                                              const chunkattn::InsertOptions& options,
+                                              std::size_t begin) const override {
+    return tiers_.find(prompt, options, begin);
   }
   std::size_t advance(std::size_t max_blocks) override {
     const std::size_t left = tiers_.advance(max_blocks);

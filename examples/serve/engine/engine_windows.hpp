@@ -64,6 +64,11 @@ class EngineWindows {
     const std::size_t all = fork.num_scheduled();
     return layers_.window_end(fork, all) == all && try_resume(fork, all);
   }
+  /// Where a prompt would be resumed.
+  [[nodiscard]] std::size_t find(std::span<const std::int32_t> prompt,
+                                 const chunkattn::InsertOptions& options) const {
+    return groups_.find(prompt, options);
+  }
   [[nodiscard]] bool is_ready(const Sequence& sequence) const { return layers_.is_ready(sequence); }
   [[nodiscard]] bool has_room(const Step& step) const { return groups_.has_room(step); }
   /// Whether another prompt is likely to have room, beside those that live and have still to take

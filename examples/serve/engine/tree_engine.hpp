@@ -23,6 +23,7 @@
 #include "../ranks/agreed_tokens.hpp"
 #include "../ranks/agreement.hpp"
 #include "attention_cuda.hpp"
+#include "cache_reasons.hpp"
 #include "cached_chunks.hpp"
 #include "engine.hpp"
 #include "engine_tiers.hpp"
@@ -70,6 +71,8 @@ class TreeEngine final : public Engine {
     if (windows_) windows_->set_cache(attention_->window_cache());
     tiers_ =
         make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_, companions());
+    if (options.explained_tokens > 0)
+      reasons_.emplace(tree_, options.explained_tokens, windows_.get(), tiers_.get());
   }
   TreeEngine(const TreeEngine&) = delete;
   TreeEngine& operator=(const TreeEngine&) = delete;
@@ -367,7 +370,16 @@ class TreeEngine final : public Engine {
     by_itself = by_itself || options_.mode == Mode::paged || (live() == 0 && !fits());
     if (by_itself) options.name_space.adapter = ++num_unshared_;  // as with weights of its own
     if (!fits()) return std::nullopt;
-    if (!work.swapped) return tree_.try_insert(work.tokens, options);
+    if (!work.swapped) {
+      if (!reasons_ || work.job->joined) return tree_.try_insert(work.tokens, options);
+      CacheReport report = reasons_->explain(work.tokens, options);
+      auto sequence = tree_.try_insert(work.tokens, options);
+      if (!sequence) return sequence;
+      reasons_->count(report, stats_);
+      if (work.job->request.explains)
+        work.job->report = std::make_shared<const CacheReport>(std::move(report));
+      return sequence;
+    }
     work.swapped->options.name_space = options.name_space;
     work.swapped->options.max_reuse = options.max_reuse;
     return std::visit(
@@ -745,6 +757,7 @@ class TreeEngine final : public Engine {
     }
     if (!std::exchange(job.prompt_reported, true))
       event.prompt_logprobs = std::move(job.prompt_logprobs);
+    event.report = std::exchange(job.report, nullptr);
     stats_.generated_tokens += event.token >= 0 ? 1 : 0;
     if (event.finish == Finish::none)
       events_.push_back(std::move(event));
@@ -802,6 +815,7 @@ class TreeEngine final : public Engine {
   TierSink tier_sink_;
   TenantNames tenants_;
   std::unique_ptr<EngineTiers<Tree>> tiers_;
+  std::optional<CacheReasons<Tree>> reasons_;  // if any are wanted
   std::map<chunkattn::SequenceId, std::unique_ptr<typename EngineTiers<Tree>::Load>> loads_;
 
   struct StepEntry {

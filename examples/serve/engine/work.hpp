@@ -35,6 +35,7 @@ struct LiveRequest {
   bool joined = false;                                          ///< some of its work was live
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};  ///< as far as they are computed
   bool prompt_reported = false;
+  std::shared_ptr<const CacheReport> report;  ///< until an event has it
   std::vector<int> penalised = {};  ///< the prompt's tokens, each once, for repetition_penalty
   std::vector<int> ends = {};       ///< tokens that may not come before min_tokens others
 

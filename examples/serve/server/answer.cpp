@@ -20,6 +20,7 @@ Answer::Answer(ReplyHead head, const Tokenizer& tokenizer, const ApiRequest& req
       at_end_(std::move(at_end)),
       tickets_(std::move(tickets)) {
   for (const Job& job : request.jobs) usage_.prompt += job.prompt.size();
+  if (request.jobs.front().explains) usage_.reports.resize(request.jobs.size());
 }
 
 bool Answer::go_on(httplib::DataSink& sink) {
@@ -56,6 +57,9 @@ std::string Answer::take(const std::vector<Piece>& pieces) {
     choice.stop_string = piece.stop_string;
     choice.stop_token = piece.stop_token;
     if (piece.finish != Finish::none) --running_;
+    if (piece.report && !usage_.reports.empty())
+      usage_.reports[static_cast<std::size_t>(piece.choice) * usage_.reports.size() /
+                     choices_.size()] = piece.report;
     if (stream_) {
       if (!piece.text.empty() || piece.finish != Finish::none)
         out += piece_event(head_, tokenizer_, piece);

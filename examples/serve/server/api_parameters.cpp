@@ -72,6 +72,7 @@ const UnreadFields others_fields{
 
 /// What read_completion() and read_chat() read, and read_sampling().
 constexpr const char* read_by_both[] = {"cache_salt",
+                                        "explain_cache",
                                         "frequency_penalty",
                                         "ignore_eos",
                                         "logit_bias",

@@ -38,11 +38,36 @@ Json head_of(const ReplyHead& head, bool chunk) {
   return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
 }
 
+/// Why a prompt was found, or was not.
+Json report_of(const ReplyHead& head, const CacheReport& report) {
+  Json ranges = Json::array();
+  for (const chunkattn::ExplainedRange& range : report.ranges) {
+    Json one{{"begin", range.range.begin},
+             {"end", range.range.end()},
+             {"reason", chunkattn::name_of(range.reason)}};
+    if (range.reason == chunkattn::CacheReason::evicted) {
+      one["cause"] = chunkattn::name_of(range.cause);
+      one["tokens_ago"] = range.tokens_ago;
+    }
+    if (range.reason == chunkattn::CacheReason::in_tier) one["tier"] = range.tier;
+    ranges.push_back(std::move(one));
+  }
+  Json all{{"ranges", std::move(ranges)}};
+  if (report.parting) {
+    all["parts_at"] = report.parting->position;
+    if (head.tells_texts && report.parting->cached) all["cached_token"] = *report.parting->cached;
+  }
+  return all;
+}
+
 Json usage_of(const ReplyHead& head, const Usage& usage) {
   Json all{{"prompt_tokens", usage.prompt},
            {"completion_tokens", usage.generated},
            {"total_tokens", usage.prompt + usage.generated}};
-  if (!head.hides_cached) all["prompt_tokens_details"] = {{"cached_tokens", usage.cached}};
+  if (head.hides_cached) return all;
+  all["prompt_tokens_details"] = {{"cached_tokens", usage.cached}};
+  for (const auto& report : usage.reports)
+    all["cache_reports"].push_back(report ? report_of(head, *report) : Json());
   return all;
 }
 

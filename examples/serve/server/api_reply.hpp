@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,15 @@ struct ReplyHead {
   bool chat = false;
   bool usage_follows = false;  ///< in a stream, after all else
   bool hides_cached = false;   ///< usage does not say what was cached
+  bool tells_texts = false;    ///< where a cached text parts from a prompt, its token is named
   std::string id, model;
   long long created = 0;  ///< seconds since 1970
 };
 
 struct Usage {
   std::size_t prompt = 0, cached = 0, generated = 0;  ///< tokens; cached ones of the prompt
+  /// What became of each prompt's tokens in the cache: of all of them, where that was asked for.
+  std::vector<std::shared_ptr<const CacheReport>> reports = {};
 };
 
 /// A choice of a reply that comes as a whole.

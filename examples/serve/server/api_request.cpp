@@ -84,6 +84,10 @@ ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
   job.ignore_eos = fields.boolean("ignore_eos", false);
   job.min_tokens = static_cast<std::size_t>(fields.integer("min_tokens", 0, far, 0));
   job.cache_salt = fields.text("cache_salt", 256);
+  job.explains = fields.boolean("explain_cache", false);
+  if (job.explains && !served.explains)
+    throw ApiError(400, "explain_cache = true: expected false: this server does not say",
+                   "explain_cache");
   read_sampling(fields, chat, served.tokenizer->vocab_size(), job);
   request.stream = fields.boolean("stream", false);
   if (const Json* options = fields.find("stream_options"); options != nullptr) {

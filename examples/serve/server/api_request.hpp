@@ -24,6 +24,7 @@ struct Served {
   std::string no_chat;                 ///< for this reason
   std::size_t max_length = 0;          ///< tokens of a text, its prompt included
   int max_choices = 16;
+  bool explains = false;       ///< why prompts were found in the cache, or not, to who asks
   std::string processor = {};  ///< that it runs on, for people; empty: not known
 };
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -53,6 +54,7 @@ struct Piece {
   std::vector<ScoredToken> scored = {};  ///< whose text it begins, if log-probabilities are wanted
   std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};  ///< as Event's
   std::vector<float> labels = {};                               ///< as Event's
+  std::shared_ptr<const CacheReport> report = {};               ///< as Event's
 };
 
 /// From the engine's thread to that of a request. Holds no more than the request may generate.

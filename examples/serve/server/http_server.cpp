@@ -425,6 +425,8 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   ReplyHead head = head_of_reply(chat ? "chatcmpl" : "cmpl");
   head.chat = chat;
   head.usage_follows = asked.include_usage;
+  // Clients without a salt are one tenant, but need not trust each other.
+  head.tells_texts = options_.tree_texts || !asked.jobs.front().cache_salt.empty();
   const std::shared_ptr<void> guard = writing();
   std::vector<Service::Ticket> tickets = service_.submit(asked.jobs);
   // Only now is it known that it is not refused for want of memory. And while nothing is answered a

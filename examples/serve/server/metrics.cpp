@@ -55,6 +55,12 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree, boo
   if (matches) {
     text.one("cached_prompt_tokens_total", "counter", "of these, found in the cache",
              c.cached_tokens);
+    text.about("explained_prompt_tokens_total", "counter",
+               "tokens of prompts by what became of them in the cache (--explain)");
+    for (std::size_t i = 0; i < num_cache_reasons; ++i)
+      text.value(fmt::format("explained_prompt_tokens_total{{reason=\"{}\"}}",
+                             chunkattn::name_of(static_cast<chunkattn::CacheReason>(i))),
+                 c.engine.reasons[i]);
     text.one("recalled_tokens_total", "counter",
              "prompt tokens that were scored, known from earlier prompts",
              c.engine.recalled_tokens);

@@ -269,6 +269,7 @@ void Service::start(RequestId id, Job job, int first_choice, std::shared_ptr<Cha
   request.labels = std::move(job.labels);
   request.tenant = tenants_.number_of(job.cache_salt);
   request.salt = job.cache_salt;
+  request.explains = job.explains;
   request.deadline = came + options_.request_seconds;
   request.start_by = came + options_.wait_seconds;
   const auto entry = live_.emplace(id, std::move(live)).first;
@@ -307,6 +308,7 @@ void Service::deliver(const Event& event) {
   piece.choice = live.first_choice + event.choice;
   piece.finish = event.finish;
   piece.labels = event.labels;
+  piece.report = event.report;
   if (live.echo.empty())
     piece.prompt_logprobs = event.prompt_logprobs;
   else if (!event.prompt_logprobs.empty())

@@ -44,6 +44,7 @@ struct Job {
   std::size_t scored_from =
       0;                    ///< as Request's: Piece::prompt_logprobs are wanted; 0: they are not
   std::vector<int> labels;  ///< as Request's
+  bool explains = false;    ///< as Request's
 };
 
 struct ServiceOptions {

@@ -273,3 +273,100 @@ TEST_CASE("what was cached is left out where it is hidden") {
   for (const char* name : {"cached_prompt", "rows_total", "loaded_tokens", "recalled"})
     CHECK(metrics.find(name) == std::string::npos);
 }
+
+TEST_CASE("who asks is told why a prompt was found in the cache, or was not") {
+  EngineOptions options = ModelSite::options();
+  options.explained_tokens = 2000;
+  ModelSite s({}, options);
+  s.site.served().explains = true;
+  auto client = s.site.client();
+  const auto told = [&](Json body) {
+    body["explain_cache"] = true;
+    body["max_tokens"] = 2;
+    const auto reply = post(client, completions, body);
+    REQUIRE(reply.status == 200);
+    return reply.body["usage"]["cache_reports"];
+  };
+  const auto tokens = [](int first, int count) {
+    Json list = Json::array();
+    for (int i = 0; i < count; ++i) list.push_back(3 + (first + i) % 290);
+    return list;
+  };
+  const auto text = [](const Json& report) {
+    std::string said;
+    for (const Json& range : report["ranges"])
+      said += range["reason"].get<std::string>() + " " + range["begin"].dump() + "-" +
+              range["end"].dump() + " ";
+    return said;
+  };
+  CHECK(text(told({{"prompt", tokens(0, 50)}})[0]) == "never_seen 0-50 ");
+  CHECK(text(told({{"prompt", tokens(0, 50)}})[0]) == "found 0-49 above_max_reuse 49-50 ");
+  Json parting = tokens(0, 50);
+  parting[20] = 299;
+  const Json parted = told({{"prompt", parting}})[0];
+  CHECK(text(parted) == "found 0-20 never_seen 20-50 ");
+  CHECK(parted["parts_at"] == 20);
+  CHECK(!parted.contains("cached_token"));  // others without a salt sent it, perhaps
+
+  // One of a tenant's own names the token, and knows nothing of others.
+  const Json mine{{"prompt", tokens(0, 50)}, {"cache_salt", "mine"}};
+  CHECK(text(told(mine)[0]) == "never_seen 0-50 ");
+  const Json again = told({{"prompt", parting}, {"cache_salt", "mine"}})[0];
+  CHECK(again["parts_at"] == 20);
+  CHECK(again["cached_token"] == 23);
+
+  // Each prompt has one, whatever the number of choices.
+  const Json many = told({{"prompt", {tokens(0, 50), tokens(100, 30)}}, {"n", 2}});
+  REQUIRE(many.size() == 2);
+  CHECK(text(many[0]) == "found 0-49 above_max_reuse 49-50 ");
+  CHECK(text(many[1]) == "never_seen 0-30 ");
+
+  // In a stream they come with the usage.
+  Json body{{"prompt", tokens(0, 50)},
+            {"explain_cache", true},
+            {"stream", true},
+            {"stream_options", {{"include_usage", true}}}};
+  const auto streamed = events_of(client.Post(completions, body.dump(), "application/json")->body);
+  CHECK(text(Json::parse(streamed[streamed.size() - 2])["usage"]["cache_reports"][0]) ==
+        "found 0-49 above_max_reuse 49-50 ");
+
+  for (int i = 0; i < 7; ++i) (void)told({{"prompt", tokens(150 + i, 200)}, {"cache_salt", "big"}});
+  const Json evicted = told({{"prompt", tokens(0, 50)}})[0]["ranges"][0];
+  CHECK(evicted["reason"] == "evicted");
+  CHECK(evicted["cause"] == "space");
+  CHECK(evicted["tokens_ago"].get<int>() < 150);  // of the tenant's own
+
+  const std::string metrics = client.Get("/metrics")->body;
+  const auto counted = [&](const std::string& reason) {
+    const std::string name = "explained_prompt_tokens_total{reason=\"" + reason + "\"} ";
+    const std::size_t at = metrics.find(name);
+    REQUIRE(at != std::string::npos);
+    return std::stoul(metrics.substr(at + name.size()));
+  };
+  CHECK(counted("evicted") >= 50);
+  CHECK(counted("found") >= 49 + 20 + 20 + 49 + 49);
+  CHECK(counted("other_tenant") == 0);
+  CHECK(counted("never_seen") >= 50 + 30 + 30 + 30);
+
+  // Nothing is added for who does not ask.
+  CHECK(!post(client, completions, request("words")).body["usage"].contains("cache_reports"));
+  body["explain_cache"] = 1;
+  CHECK(post(client, completions, body).status == 400);
+}
+
+TEST_CASE("why a prompt was found is refused where it is hidden, and where nobody keeps it") {
+  for (const bool hides : {true, false}) {
+    HttpOptions http;
+    http.hides_cached = hides;
+    ModelSite s(http);
+    auto client = s.site.client();
+    Json body = request("guess this");
+    body["explain_cache"] = true;
+    const auto reply = post(client, completions, body);
+    CHECK(reply.status == 400);
+    CHECK(reply.body["error"]["param"] == "explain_cache");
+    body["explain_cache"] = false;
+    CHECK(post(client, completions, body).status == 200);
+    CHECK((client.Get("/metrics")->body.find("explained") == std::string::npos) == hides);
+  }
+}
