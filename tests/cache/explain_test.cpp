@@ -17,6 +17,7 @@
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/tiers/tiers.hpp"
+#include "tests/support/counted_token.hpp"
 #include "tests/support/steps.hpp"
 #include "tests/support/tier_bench.hpp"
 
@@ -140,6 +141,9 @@ TEST_CASE("a prompt whose state is missing is not resumable") {
   REQUIRE(states.save(sequence, 7, std::make_shared<const int>(1)));
   CHECK(text_of(explainer.explain(iota(0, 12))) ==
         "found 0+7, not_resumable 7+4, above_max_reuse 11+1");
+  REQUIRE(states.save(sequence, 12, std::make_shared<const int>(1)));  // after what is reused
+  CHECK(text_of(explainer.explain(iota(0, 12))) ==
+        "found 0+7, not_resumable 7+4, above_max_reuse 11+1");
   CHECK(text_of(explainer.explain(iota(0, 12), {.max_reuse = 6})) ==
         "not_resumable 0+6, above_max_reuse 6+6");
 }
@@ -164,9 +168,89 @@ TEST_CASE("a tier has what was evicted, as far as whole blocks go") {
   CHECK(explainer.explain(prompt, {.name_space = {.tenant = 1}}).count(CacheReason::in_tier) == 0);
   b.run(iota(0, 12));  // a part of a block
   CHECK(text_of(explainer.explain(prompt)).starts_with("found 0+12, in_tier 12+"));
+  CHECK(explainer.explain(prompt).count(CacheReason::in_tier) == 28);
   for (std::size_t block = 0; block < 5; ++block) {
     const auto tiers = b.tiers->find(prompt, {}, block * 8);
     CHECK(tiers.size() == 5 - block);
+  }
+}
+
+TEST_CASE("what a tier has lost, or must not give, is in no tier") {
+  using namespace test::tier_bench;
+  Bench probe({memory()});  // how large a record is
+  probe.run(iota(0, 8));
+  probe.evict_all();
+  probe.tiers->flush();
+  const std::size_t bytes = probe.tiers->stats().tiers[0].stored_bytes;
+
+  struct Keys final : TierStore::Subscriber {
+    std::vector<TierStore::Key> stored;
+    void changed(const TierStore::Key& key, bool is_there) noexcept override {
+      if (is_there) stored.push_back(key);
+    }
+  };
+  const auto keys = std::make_shared<Keys>();
+  const auto tier = memory(3 * bytes + 150);  // each has the tokens before it, too
+  tier->subscribe(keys);
+  Bench b({tier});
+  const auto find = [&](const Tokens& prompt, std::size_t begin, const InsertOptions& how = {}) {
+    return b.tiers->find(prompt, how, begin).size();
+  };
+  b.run(iota(0, 24));
+  b.evict_all();
+  b.tiers->flush();
+  CHECK(find(iota(0, 24), 0) == 3);
+  b.run(iota(100, 8));
+  b.evict_all();
+  b.tiers->flush();
+  CHECK(find(iota(0, 24), 0) == 2);  // the block that was stored first is the last one
+  CHECK(find(iota(0, 24), 16) == 0);
+  REQUIRE(keys->stored.size() == 4);
+  tier->erase(keys->stored[2]);      // the first block
+  CHECK(find(iota(0, 24), 0) == 0);  // what comes after a gap is of no use
+  CHECK(find(iota(0, 24), 8) == 1);
+
+  const InsertOptions shared{.name_space = {.tenant = 1}, .public_length = 8};
+  b.run(iota(300, 16), shared);
+  b.evict_all();
+  b.tiers->flush();
+  CHECK(find(iota(300, 16), 0, shared) == 2);
+  CHECK(find(iota(300, 16), 0, {.name_space = {.tenant = 2}, .public_length = 8}) == 1);
+  CHECK(find(iota(300, 16), 0, {.name_space = {.tenant = 1}}) == 0);
+  b.tree.clear();
+  CHECK(find(iota(300, 16), 0, shared) == 0);
+  b.tiers->reopen("m1");
+  b.run(iota(400, 8));
+  b.evict_all();
+  b.tiers->flush();
+  CHECK(find(iota(400, 8), 0) == 1);
+}
+
+TEST_CASE("a long text that goes piece by piece is hashed a few times, not with each piece") {
+  using test::CountedToken;
+  using CountedTree = PrefixTree<CountedToken, 4, PoolAllocator>;
+  std::vector<CountedToken> prompt(4000);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i].value = static_cast<int>(i);
+  for (const bool splits : {false, true}) {
+    CountedTree tree(PoolAllocator{.max_chunks = 2000});
+    const CacheExplainer<CountedTree> explainer(tree);
+    const auto run = [&](std::size_t length) {
+      auto sequence = tree.insert(std::span(prompt).first(length));
+      test::load(sequence);
+    };
+    run(prompt.size());
+    CountedToken::looks = 0;
+    for (std::size_t chunks = 999; chunks > 0; --chunks) {
+      tree.trim(chunks);
+      if (splits && chunks % 100 == 0) {
+        const int before = CountedToken::looks;
+        auto other = std::vector(prompt.begin(), prompt.begin() + 1020 - std::ptrdiff_t(chunks));
+        other.push_back({-static_cast<int>(chunks)});
+        auto sequence = tree.insert(other);  // cuts the text's last part
+        CountedToken::looks = before;
+      }
+    }
+    CHECK(CountedToken::looks < 4 * static_cast<int>(prompt.size()));
   }
 }
 

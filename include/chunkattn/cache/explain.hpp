@@ -104,7 +104,7 @@ class CacheExplainer {
   /// What is remembered, and whom it asks of what the tree does not know.
   struct Options {
     /// Evicted tokens of which all is known, from 1 to 2^30; under Sharing::chunk in whole chunks.
-    /// At least twice as many before them are known as forgotten. 48 bytes each at most, and 24 for
+    /// At least twice as many before them are known as forgotten. 48 bytes each at most, and 20 for
     /// each node of the tree.
     std::size_t max_tokens = std::size_t{1} << 18;
     /// Where a model with windows or states would resume a prompt: WindowedGroups::find() or

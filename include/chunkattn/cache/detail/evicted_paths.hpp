@@ -77,20 +77,18 @@ class EvictedPaths final : public NodeObserver {
     unknown_.reserve(num_nodes);
   }
   void on_split(NodeIndex lower, NodeIndex upper) noexcept override {
-    const PathEnd& all = ends_[to_size(lower)];
-    if (!is_end_of(all, lower, node(lower).length + node(upper).length)) return;
-    ends_[to_size(lower)].length = node(lower).length;
-    ends_[to_size(upper)] = {0, unknown, node(upper).generation, all.is_recorded};
+    PathEnd& all = ends_[to_size(lower)];
+    ends_[to_size(upper)] = {0, unknown, all.is_recorded};
+    if (all.length == node(lower).length + node(upper).length) all.length = node(lower).length;
   }
   void on_release(NodeIndex index, std::int32_t keep) noexcept override {
     const TreeNode& n = node(index);
-    if (n.state != NodeState::published) return;
-    const PathEnd& known = ends_[to_size(index)];
-    if (known.is_recorded && known.generation == n.generation) return;
-    if (!n.active())
-      record(index, keep, n.length, core_.retention.cause());
-    else if (!core_.retention.options().retains)
-      record(index, keep, findable(index), EvictionCause::not_retained);
+    PathEnd& known = ends_[to_size(index)];
+    if (known.is_recorded) {
+      if (keep == 0) known = {};
+    } else if (n.state == NodeState::published) {
+      record(index, keep, n.active() ? EvictionCause::not_retained : core_.retention.cause());
+    }
   }
   void on_merge(NodeIndex, NodeIndex) noexcept override {}  // the duplicate was private
   /// All that prompts can find, children first.
@@ -98,8 +96,8 @@ class EvictedPaths final : public NodeObserver {
     for (NodeIndex i = first_leaf(root_node); i != root_node;) {
       const TreeNode& n = node(i);
       if (n.state == NodeState::published) {
-        record(i, 0, n.active() ? findable(i) : n.length, EvictionCause::clear);
-        ends_[to_size(i)] = {0, unknown, n.generation, true};
+        record(i, 0, EvictionCause::clear);
+        ends_[to_size(i)] = {0, unknown, true};
       }
       i = n.next_sibling != none ? first_leaf(n.next_sibling) : n.parent;
     }
@@ -109,8 +107,8 @@ class EvictedPaths final : public NodeObserver {
       const auto index = static_cast<NodeIndex>(i);
       const TreeNode& n = node(index);
       if (n.state != NodeState::published) continue;
-      if (ends_[i].generation == n.generation && ends_[i].is_recorded) return false;
-      if (is_end_of(ends_[i], index, n.length) && ends_[i].hash != hashed(index)) return false;
+      if (ends_[i].is_recorded) return false;
+      if (ends_[i].length == n.length && ends_[i].hash != hashed(index)) return false;
     }
     return true;
   }
@@ -121,20 +119,10 @@ class EvictedPaths final : public NodeObserver {
   struct PathEnd {
     std::uint64_t hash = 0;
     std::int32_t length = unknown;
-    std::uint32_t generation = 0;  ///< of the node
-    bool is_recorded = false;      ///< by clear(): it may still be there
+    bool is_recorded = false;  ///< by clear(): it may still be there
   };
 
   [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return core_.topology.node(n); }
-  [[nodiscard]] bool is_end_of(const PathEnd& end, NodeIndex n,
-                               std::int32_t length) const noexcept {
-    return end.length == length && end.generation == node(n).generation;
-  }
-  /// Leading tokens of a node in use that prompts find with their K/V.
-  [[nodiscard]] std::int32_t findable(NodeIndex index) const noexcept {
-    const TreeNode& n = node(index);
-    return std::clamp(core_.topology.written_end(index) - n.position, 0, n.written);
-  }
   [[nodiscard]] NodeIndex first_leaf(NodeIndex n) const noexcept {
     while (node(n).first_child != none) n = node(n).first_child;
     return n;
@@ -165,29 +153,28 @@ class EvictedPaths final : public NodeObserver {
   /// The hash of the path to the end of a node, which is known afterwards, as all above it are.
   std::uint64_t end_hash(NodeIndex last) noexcept {
     unknown_.clear();
-    for (; last != root_node && !is_end_of(ends_[to_size(last)], last, node(last).length);
+    for (; last != root_node && ends_[to_size(last)].length != node(last).length;
          last = node(last).parent)
       unknown_.push_back(last);
     std::uint64_t path = last == root_node ? 0 : ends_[to_size(last)].hash;
     for (; !unknown_.empty(); unknown_.pop_back()) {
       const NodeIndex n = unknown_.back();
       path = hash_after(n, path);
-      ends_[to_size(n)] = {path, node(n).length, node(n).generation};
+      ends_[to_size(n)] = {path, node(n).length};
     }
     return path;
   }
-  /// Tokens [keep, end) of a node go, and all after them.
-  void record(NodeIndex index, std::int32_t keep, std::int32_t end, EvictionCause cause) noexcept {
+  /// The tokens of a node after the first `keep` go. Those that are written could be found.
+  void record(NodeIndex index, std::int32_t keep, EvictionCause cause) noexcept {
     const TreeNode& n = node(index);
+    if (n.written <= keep) return;
     const std::int32_t unit = core_.prefixes.unit();
-    end -= end % unit;
-    if (end <= keep) return;
     std::uint64_t path = end_hash(index);
     for (std::int32_t i = n.length; i > keep; --i) {
-      if (i <= end && i % unit == 0) record_.add(path, n.name_space, cause);
+      if (i <= n.written && i % unit == 0) record_.add(path, n.name_space, cause);
       path = PathHash::take_back(path, token_hash(n, i - 1));
     }
-    ends_[to_size(index)] = {path, keep, n.generation};
+    ends_[to_size(index)] = {path, keep};
   }
 
   EvictionRecord record_;
