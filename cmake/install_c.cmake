@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 
 # Each is HEAD_DIM[:VALUE_DIM]/TYPE_OF_KV/TYPE_OF_Q_AND_OUT, and is compiled by itself.
 set(CHUNKATTN_C_KERNELS "64/float/float;64/half/half;128/float/float;128/half/half;128/bfloat16/bfloat16" CACHE STRING
-    "Kernels of the C library: HEAD_DIM[:VALUE_DIM]/KV/QO, with types float, half or bfloat16")
+    "Kernels of the C library: HEAD_DIM[:VALUE_DIM]/KV/QO, with types float, half or bfloat16, KV int8 or float8_e4m3, too")
 
 file(STRINGS "${PROJECT_SOURCE_DIR}/include/chunkattn/c/tree.h" line REGEX "^#define CHUNKATTN_C_VERSION [0-9]+$")
 string(REGEX MATCH "[0-9]+$" c_version "${line}")
@@ -15,7 +15,7 @@ set(c_dir "${PROJECT_BINARY_DIR}/c_library")
 set(c_sources "${c_dir}/functions.cpp")
 set(c_list "")
 foreach(kernel IN LISTS CHUNKATTN_C_KERNELS)
-  if(NOT kernel MATCHES "^([0-9]+)(:([0-9]+))?/(float|half|bfloat16)/(float|half|bfloat16)$")
+  if(NOT kernel MATCHES "^([0-9]+)(:([0-9]+))?/(float|half|bfloat16|int8|float8_e4m3)/(float|half|bfloat16)$")
     message(FATAL_ERROR "CHUNKATTN_C_KERNELS has ${kernel}: expected HEAD_DIM[:VALUE_DIM]/KV/QO, as 128/half/float")
   endif()
   set(dim "${CMAKE_MATCH_1}")
@@ -24,7 +24,8 @@ foreach(kernel IN LISTS CHUNKATTN_C_KERNELS)
     set(value_dim "${dim}")
   endif()
   set(arguments "${dim}, ${value_dim}, chunkattn::${CMAKE_MATCH_4}, chunkattn::${CMAKE_MATCH_5}")
-  string(REPLACE "chunkattn::float" "float" arguments "${arguments}")
+  string(REGEX REPLACE "chunkattn::float(,|$)" "float\\1" arguments "${arguments}")
+  string(REPLACE "chunkattn::int8" "std::int8_t" arguments "${arguments}")
   string(REGEX REPLACE "[:/]" "_" name "${kernel}")
   string(APPEND c_list " X(${arguments})")
   file(CONFIGURE OUTPUT "${c_dir}/kernel_${name}.cpp"

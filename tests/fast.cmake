@@ -51,7 +51,7 @@ chunkattn_fast_program(fast_steps SCALE 0.3 OPTIONS -Og
 chunkattn_fast_program(fast_plans SCALE 0.3 OPTIONS -Og
   TESTS block_table_test paged_plan_test plan_figure2_test plan_steps_test step_view_test)
 chunkattn_fast_program(fast_attention SCALE 0.3 OPTIONS -Og
-  TESTS attention_alone_test attention_invariant_test child_process_test head_rows_test merge_state_test)
+  TESTS attention_alone_test attention_invariant_test child_process_test head_rows_test kv_scales_test merge_state_test)
 chunkattn_fast_program(fast_pages SCALE 0.3 OPTIONS -Og
   TESTS draft_commit_test fork_copies_test paged_attention_test)
 chunkattn_fast_program(fast_kv OPTIONS -O0

@@ -17,7 +17,7 @@ int main(void) {
   const int32_t seq_lens[] = {20, 17, 32, 25}, query_start_loc[] = {0, 1, 2, 3, 4};
   const chunkattn_tables tables = {&block_table[0][0], 2, seq_lens, query_start_loc, sequences};
   const int64_t strides[3] = {kv_heads * page * dim, page * dim, dim};
-  chunkattn_layer layer = {k, v, pages, page, {0}, {0}};
+  chunkattn_layer layer = {.k = k, .v = v, .num_pages = pages, .page_size = page};
   for (int i = 0; i < 3; ++i) layer.k_strides[i] = layer.v_strides[i] = strides[i];
   for (int i = 0; i < (int)(sizeof k / sizeof(float)); ++i) k[0][0][0][i] = sinf(i), v[0][0][0][i] = cosf(i);
   for (int i = 0; i < (int)(sizeof q / sizeof(float)); ++i) q[0][0][i] = sinf(3 * i);

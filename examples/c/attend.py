@@ -22,7 +22,8 @@ class Tables(c.Structure):
 
 class Layer(c.Structure):
     _fields_ = [("k", PTR), ("v", PTR), ("num_pages", I32), ("page_size", I32), ("k_strides", I64 * 3),
-                ("v_strides", I64 * 3)]
+                ("v_strides", I64 * 3), ("k_scale", PTR), ("v_scale", PTR), ("scales", I32),
+                ("scale_strides", I64 * 2)]
 
 
 lib = c.CDLL(sys.argv[1])

@@ -94,8 +94,10 @@ static void allocate(void) {
   kv = memory(shape.layers, sizeof *kv);
   for (int l = 0; l < shape.layers; ++l) {
     const int64_t head = chunk_size * head_dim, chunk = shape.kv_heads * head;
-    kv[l] = (chunkattn_layer){memory(max_chunks, chunk * sizeof(float)), memory(max_chunks, chunk * sizeof(float)),
-                              max_chunks, chunk_size, {chunk, head, head_dim}, {chunk, head, head_dim}};
+    kv[l] = (chunkattn_layer){.k = memory(max_chunks, chunk * sizeof(float)),
+                              .v = memory(max_chunks, chunk * sizeof(float)),
+                              .num_pages = max_chunks, .page_size = chunk_size,
+                              .k_strides = {chunk, head, head_dim}, .v_strides = {chunk, head, head_dim}};
   }
 }
 

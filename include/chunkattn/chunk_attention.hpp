@@ -201,6 +201,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
                                   dim == HeadDim ? "num_rows * num_kv_heads * head_dim"
                                                  : "num_rows * num_kv_heads * value_dim");
     };
+    detail::check_row_scales(layer, "write() gives each row a scale of its own");
     const auto keys = rows("k", k, HeadDim);
     detail::check_writes(layer, view);
     detail::check_own_v(layer);

@@ -18,6 +18,20 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+/// What a float scale of K or V of 8 bits is of.
+enum class KvScales : std::int32_t {
+  per_row,   ///< of a token and head: what write() stores
+  per_head,  ///< of a KV head: k_scale and v_scale are [num_kv_heads]
+  per_layer  ///< of all of the layer's K, or all of its V: k_scale and v_scale are one float each
+};
+
+/// "per_row", "per_head" or "per_layer".
+[[nodiscard]] inline const char* name_of(KvScales scales) noexcept {
+  return scales == KvScales::per_row    ? "per_row"
+         : scales == KvScales::per_head ? "per_head"
+                                        : "per_layer";
+}
+
 /// The K and V of one layer, [chunk][kv_head][token][head_dim], with strides in elements; the
 /// innermost is 1. Chunk c starts at k + c * stride_chunk or, if `k_slabs` is set, in slabs of
 /// 2^slab_shift chunks each, so that a pool grows without moving any. Rows of V have the size and
@@ -28,7 +42,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 ///
 /// Rows of 8-bit elements have float scales: element i is scale * stored_i. The scale of (chunk,
 /// kv_head, token) is at scale_stride_chunk * chunk + scale_stride_head * kv_head + token of
-/// `k_scale` or `v_scale`, or in slabs, as the rows are. Other elements have none.
+/// `k_scale` or `v_scale`, or in slabs, as the rows are; `scales` may say that there are fewer.
+/// Other elements have none.
 template <class T>
 struct KvView {
   T* k = nullptr;                 ///< K of chunk 0, unless in slabs
@@ -56,6 +71,8 @@ struct KvView {
   float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
   std::int64_t scale_stride_chunk = 0;    ///< floats from a chunk to the next
   std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
+  /// Where there are fewer scales: then without slabs, and both strides are 0. On the CPU.
+  KvScales scales = KvScales::per_row;
 
   std::int32_t layer = 0;       ///< index of the layer in its KvCache
   std::uint64_t tree_id = 0;    ///< number of the tree whose chunks these are; 0: not a KvCache's
@@ -75,8 +92,8 @@ struct KvView {
       share.k = k_row(0, first, 0);
       share.v = v_row(0, first, 0);
       if constexpr (has_row_scales<T>) {
-        share.k_scale = k_row_scale(0, first, 0);
-        share.v_scale = v_row_scale(0, first, 0);
+        share.k_scale = k_scale_of(0, first, 0);
+        share.v_scale = v_scale_of(0, first, 0);
       }
     } else {
       share.first_head += first;
@@ -113,7 +130,22 @@ struct KvView {
   [[nodiscard]] std::int64_t token_stride_of_v() const noexcept {
     return value_dim != 0 ? v_stride_token : stride_token;
   }
-  /// Scale of the K row of a token; those of the next tokens of the chunk follow it.
+  /// The scale of a token's row of K, whatever it is of.
+  [[nodiscard]] float* k_scale_of(ChunkIndex chunk, int kv_head, int token) const noexcept
+    requires has_row_scales<T>
+  {
+    return scales == KvScales::per_row ? k_row_scale(chunk, kv_head, token)
+                                       : k_scale + shared_scale(kv_head);
+  }
+  /// The same of V.
+  [[nodiscard]] float* v_scale_of(ChunkIndex chunk, int kv_head, int token) const noexcept
+    requires has_row_scales<T>
+  {
+    return scales == KvScales::per_row ? v_row_scale(chunk, kv_head, token)
+                                       : v_scale + shared_scale(kv_head);
+  }
+  /// KvScales::per_row: scale of the K row of a token; those of the next tokens of the chunk follow
+  /// it.
   [[nodiscard]] CHUNKATTN_HD float* k_row_scale(ChunkIndex chunk, int kv_head,
                                                 int token) const noexcept
     requires has_row_scales<T>
@@ -121,7 +153,7 @@ struct KvView {
     return detail::chunk_base(k_scale, k_scale_slabs, slab_shift, chunk, scale_stride_chunk) +
            (first_head + kv_head) * scale_stride_head + token;
   }
-  /// Scale of the V row of a token; those of the next tokens of the chunk follow it.
+  /// The same of the V row.
   [[nodiscard]] CHUNKATTN_HD float* v_row_scale(ChunkIndex chunk, int kv_head,
                                                 int token) const noexcept
     requires has_row_scales<T>
@@ -131,6 +163,9 @@ struct KvView {
   }
 
  private:
+  [[nodiscard]] int shared_scale(int kv_head) const noexcept {
+    return scales == KvScales::per_head ? first_head + kv_head : 0;
+  }
   [[nodiscard]] bool is_dense() const noexcept {
     if constexpr (has_row_scales<T>)
       if (k_scale_slabs != nullptr || v_scale_slabs != nullptr) return false;
@@ -182,13 +217,15 @@ template <class T>
 /// A view of an engine's own memory of std::int8_t or float8_e4m3.
 ///
 /// \param k, v              as for the other types
-/// \param k_scale, v_scale  [num_chunks][num_kv_heads][chunk_size]: element i of a row is scale
-///                          times what is stored; the same memory if V is in K
+/// \param k_scale, v_scale  [num_chunks][num_kv_heads][chunk_size], or fewer as `scales` says:
+///                          element i of a row is scale times what is stored; the same memory if V
+///                          is in K
 /// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
   requires has_row_scales<T>
 [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, float* k_scale, float* v_scale,
-                                     const KvGeometry& geometry) {
+                                     const KvGeometry& geometry,
+                                     KvScales scales = KvScales::per_row) {
   detail::check_argument(k_scale != nullptr, "k_scale", static_cast<const void*>(k_scale),
                          "memory of K's scales");
   detail::check_argument(v_scale != nullptr, "v_scale", static_cast<const void*>(v_scale),
@@ -196,8 +233,11 @@ template <class T>
   KvView<T> view = detail::dense_kv_view<KvView<T>>(k, v, geometry);
   view.k_scale = k_scale;
   view.v_scale = v_scale;
-  view.scale_stride_head = geometry.chunk_size;
-  view.scale_stride_chunk = view.scale_stride_head * geometry.num_kv_heads;
+  view.scales = scales;
+  if (scales == KvScales::per_row) {
+    view.scale_stride_head = geometry.chunk_size;
+    view.scale_stride_chunk = view.scale_stride_head * geometry.num_kv_heads;
+  }
   return view;
 }
 

@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#define CHUNKATTN_C_KERNELS(X) \
-  X(16, 16, float, float)      \
-  X(16, 24, chunkattn::half, float) X(16, 16, chunkattn::bfloat16, chunkattn::bfloat16)
+#define CHUNKATTN_C_KERNELS(X)                        \
+  X(16, 16, float, float)                             \
+  X(16, 24, chunkattn::half, float)                   \
+  X(16, 16, chunkattn::bfloat16, chunkattn::bfloat16) \
+  X(16, 16, std::int8_t, float) X(16, 16, chunkattn::float8_e4m3, float)
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/c/chunkattn.ipp"
 #include "chunkattn/chunk_attention.hpp"
@@ -83,7 +86,11 @@ struct Memory {
              pages.num_pages,
              pages.page_size,
              {view.stride_chunk, view.stride_head, HeadDim},
-             {v_strides[0], v_strides[1], v_strides[2]}};
+             {v_strides[0], v_strides[1], v_strides[2]},
+             nullptr,
+             nullptr,
+             0,
+             {}};
   }
   /// Fills all of it, as of tokens that came before.
   void fill(test::Random& random) {
@@ -251,6 +258,163 @@ TEST_CASE("the C interface computes the bits of the C++ front") {
   check_against_cpp<16, 24, half, float>(2, CHUNKATTN_FLOAT16, CHUNKATTN_FLOAT32);
   check_against_cpp<16, 16, bfloat16, bfloat16>(3, CHUNKATTN_BFLOAT16, CHUNKATTN_BFLOAT16);
   check_against_cpp<16, 16, bfloat16, bfloat16>(4, CHUNKATTN_BFLOAT16, CHUNKATTN_BFLOAT16, true);
+}
+
+template <class T>
+void check_eight_bits(std::uint64_t stream, std::int32_t kv_type) {
+  constexpr int dim = 16;
+  test::Random random(stream);
+  chunkattn_config config{};
+  config.version = CHUNKATTN_C_VERSION, config.head_dim = dim, config.num_threads = 1;
+  config.num_qo_heads = num_qo_heads, config.num_kv_heads = num_kv_heads;
+  config.kv_type = kv_type;
+  const Attention attention = make(config);
+  REQUIRE_MESSAGE(attention, std::string(chunkattn_error()));
+  ChunkAttention<Cpu, dim> expected_of(1);
+  test::PageBatches batches(random, {.page_sizes = {1, 3, 16}, .max_tokens = 60, .num_pages = 0});
+  for (int round = 0; round < test::scaled(30); ++round) {
+    const test::PageBatch batch = batches.make();
+    PageGeometry pages = batch.geometry;
+    pages.joined = false;
+    const int rows = batch.num_rows();
+    if (rows == 0) continue;
+    // NHD; scales [head][page][token], with a gap.
+    const auto count = static_cast<std::size_t>(pages.num_pages * pages.page_size * num_kv_heads);
+    std::vector<T> k(count * dim), v(count * dim);
+    std::vector<float> k_scale(count + 5), v_scale(count + 5);
+    for (auto* elements : {&k, &v})
+      for (T& e : *elements) {
+        if constexpr (std::is_same_v<T, std::int8_t>)
+          e = static_cast<std::int8_t>(random.uniform(-127, 127));
+        else
+          e = from_float<T>(3 * random.normal());
+      }
+    for (auto* scales : {&k_scale, &v_scale})
+      for (float& scale : *scales) scale = 0.001f * static_cast<float>(random.uniform(1, 30));
+    const int kind = random.uniform(0, 2);
+    const std::int64_t token = num_kv_heads * dim, page = pages.page_size * token;
+    chunkattn_layer layer{k.data(),        v.data(),           pages.num_pages,
+                          pages.page_size, {page, dim, token}, {page, dim, token},
+                          k_scale.data(),  v_scale.data(),     kind,
+                          {0, 0}};
+    if (kind == 0) {
+      layer.scale_strides[0] = pages.page_size;
+      layer.scale_strides[1] = std::int64_t{pages.page_size} * pages.num_pages + 5;
+    }
+    const KvView<T> view{.k = k.data(),
+                         .v = v.data(),
+                         .num_chunks = pages.num_pages,
+                         .num_kv_heads = num_kv_heads,
+                         .head_dim = dim,
+                         .chunk_size = pages.page_size,
+                         .stride_chunk = page,
+                         .stride_head = dim,
+                         .stride_token = token,
+                         .k_scale = k_scale.data(),
+                         .v_scale = v_scale.data(),
+                         .scale_stride_chunk = layer.scale_strides[0],
+                         .scale_stride_head = layer.scale_strides[1],
+                         .scales = static_cast<KvScales>(kind)};
+    const Plan plan = make_plan(pages.page_size, pages.num_pages, pages.null_page);
+    const chunkattn_tables tables = tables_of(batch);
+    REQUIRE(chunkattn_plan_build(plan.get(), &tables) == 0);
+    PagedPlan reference(pages);
+    PageTables without_slots = batch.tables();
+    without_slots.slot_mapping = {};
+    const LiveView expected_plan = reference.build(without_slots);
+    std::vector<float> q(static_cast<std::size_t>(rows) * num_qo_heads * dim), out(q.size()),
+        expected(q.size()), keys(static_cast<std::size_t>(rows) * token);
+    for (auto* values : {&q, &keys})
+      for (float& x : *values) x = random.normal();
+    const std::vector<T> k_before = k, v_before = v;
+    const std::vector<float> scales_before = k_scale;
+    const int written =
+        chunkattn_write(attention.get(), plan.get(), &layer, keys.data(), 0, keys.data(), 0, rows);
+    if (kind != 0) {
+      CHECK(written == CHUNKATTN_FAILED);
+      CHECK(std::string(chunkattn_error()) ==
+            "layer.scales = " + std::to_string(kind) +
+                ": expected CHUNKATTN_SCALES_PER_ROW = 0, to be written: each row gets a scale of "
+                "its own");
+      const std::int64_t slot = 0;
+      CHECK(chunkattn_write_slots(attention.get(), &layer, &slot, keys.data(), 0, keys.data(), 0,
+                                  1) == CHUNKATTN_FAILED);
+      CHECK(same_bits(k, k_before));
+      CHECK(same_bits(k_scale, scales_before));
+    } else {
+      REQUIRE_MESSAGE(written == 0, std::string(chunkattn_error()));
+      const std::vector<T> k_after = k, v_after = v;
+      const std::vector<float> ks_after = k_scale, vs_after = v_scale;
+      k = k_before, v = v_before;
+      expected_of.write(view, expected_plan, keys, keys);
+      CHECK(same_bits(k, k_after));
+      CHECK(same_bits(v, v_after));
+      CHECK(same_bits(k_scale, ks_after));
+      CHECK(same_bits(v_scale, vs_after));
+    }
+    expected_of.run(view, expected_plan, q, expected);
+    REQUIRE_MESSAGE(chunkattn_run(attention.get(), plan.get(), &layer, nullptr, q.data(), 0, rows,
+                                  out.data(), nullptr) == 0,
+                    std::string(chunkattn_error()));
+    CHECK(same_bits(out, expected));
+
+    const auto refused = [&](const chunkattn_layer& bad, float* lse) {
+      const bool failed = chunkattn_run(attention.get(), plan.get(), &bad, nullptr, q.data(), 0,
+                                        rows, out.data(), lse) == CHUNKATTN_FAILED;
+      return failed ? std::string(chunkattn_error()) : "no error";
+    };
+    chunkattn_layer bad = layer;
+    bad.scales = random.pick({-1, 3});
+    CHECK(refused(bad, nullptr) ==
+          "layer.scales = " + std::to_string(bad.scales) +
+              ": expected CHUNKATTN_SCALES_PER_ROW = 0, CHUNKATTN_SCALES_PER_HEAD = 1 or "
+              "CHUNKATTN_SCALES_PER_LAYER = 2");
+    for (const bool of_v : {false, true}) {
+      const std::string name = of_v ? "layer.v_scale" : "layer.k_scale";
+      bad = layer;
+      float*& scale = of_v ? bad.v_scale : bad.k_scale;
+      scale = nullptr;
+      CHECK(refused(bad, nullptr) == name + " = null: expected not null");
+      scale = reinterpret_cast<float*>(
+          reinterpret_cast<std::uintptr_t>(of_v ? v_scale.data() : k_scale.data()) + 2);
+      CHECK(refused(bad, nullptr) ==
+            name + " = misaligned: expected an address that is a multiple of 4");
+      CHECK(refused(layer, of_v ? v_scale.data() : k_scale.data()) ==
+            "lse = memory of " + name + ": expected memory of its own");
+    }
+    for (const int i : {0, 1}) {
+      bad = layer;
+      const std::string name = "layer.scale_strides[" + std::to_string(i) + "]";
+      const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+      if (kind != 0) {
+        bad.scale_strides[i] = 7;
+        CHECK(refused(bad, nullptr) ==
+              name + " = 7: expected 0 where rows have no scales of their own");
+      } else if (i == 1 || pages.num_pages > 1) {
+        bad.scale_strides[i] = 0;  // forgotten
+        CHECK(refused(bad, nullptr) == name +
+                                           " = 0: expected at least the scales of a page's "
+                                           "tokens, " +
+                                           std::to_string(pages.page_size));
+        bad.scale_strides[i] = huge;
+        CHECK(refused(bad, nullptr) ==
+              name + " = " + std::to_string(huge) + ": expected rows within the address space");
+      }
+    }
+    if (kind == 0) {
+      bad = layer;
+      bad.v_scale = bad.k_scale;
+      CHECK(chunkattn_write(attention.get(), plan.get(), &bad, keys.data(), 0, keys.data(), 0,
+                            rows) == CHUNKATTN_FAILED);
+      CHECK(std::string(chunkattn_error()) ==
+            "layer.v_scale = memory of layer.k_scale: expected memory of V's scales of its own");
+    }
+  }
+}
+
+TEST_CASE("K and V of 8 bits, with scales of rows, heads and layers: the bits of C++") {
+  check_eight_bits<std::int8_t>(21, CHUNKATTN_INT8);
+  check_eight_bits<float8_e4m3>(22, CHUNKATTN_FLOAT8_E4M3);
 }
 
 TEST_CASE("slots alone are written, and tokens behind the plan's are not looked at") {

@@ -148,7 +148,16 @@ struct Input {
   const chunkattn_tables* tables_given = &tables;
 
   std::vector<float> memory = std::vector<float>(2 * 3 * 2 * 4 * 16, 3.0f);
-  chunkattn_layer layer{memory.data(), &memory[3 * 2 * 4 * 16], 3, 4, {128, 64, 16}, {128, 64, 16}};
+  chunkattn_layer layer{memory.data(),
+                        &memory[3 * 2 * 4 * 16],
+                        3,
+                        4,
+                        {128, 64, 16},
+                        {128, 64, 16},
+                        nullptr,
+                        nullptr,
+                        0,
+                        {}};
   const chunkattn_layer* layer_given = &layer;
 
   std::vector<float> four{1, 0.5f, 0.25f, 0.125f};
@@ -251,7 +260,13 @@ std::vector<Bad> bad_inputs() {
       });
   const std::string types =
       ": expected CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1 or CHUNKATTN_BFLOAT16 = 2";
-  bad(create, "config.kv_type = 3" + types, [](Input& i) { i.config.kv_type = 3; });
+  for (const int type : {-1, 5})
+    bad(create,
+        "config.kv_type = " + std::to_string(type) +
+            ": expected CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1, CHUNKATTN_BFLOAT16 = 2, "
+            "CHUNKATTN_INT8 = 3 or CHUNKATTN_FLOAT8_E4M3 = 4",
+        [=](Input& i) { i.config.kv_type = type; });
+  bad(create, "config.qo_type = 3" + types, [](Input& i) { i.config.qo_type = 3; });
   bad(create, "config.qo_type = -1" + types, [](Input& i) { i.config.qo_type = -1; });
   bad(create, "config.num_kv_heads = 0: expected at least 1",
       [](Input& i) { i.config.num_kv_heads = 0; });

@@ -15,8 +15,21 @@
 extern "C" {
 #endif
 
-/** Types of elements. */
-enum { CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1, CHUNKATTN_BFLOAT16 = 2 };
+/** Types of elements; the last two, of 8 bits, of K and V alone. */
+enum {
+  CHUNKATTN_FLOAT32 = 0,
+  CHUNKATTN_FLOAT16 = 1,
+  CHUNKATTN_BFLOAT16 = 2,
+  CHUNKATTN_INT8 = 3,
+  CHUNKATTN_FLOAT8_E4M3 = 4
+};
+
+/** What a scale of K or V of 8 bits is of: element i is scale * stored_i. */
+enum {
+  CHUNKATTN_SCALES_PER_ROW = 0,  /**< a token and head: what chunkattn_write() stores */
+  CHUNKATTN_SCALES_PER_HEAD = 1, /**< a KV head: [num_kv_heads] */
+  CHUNKATTN_SCALES_PER_LAYER = 2 /**< all of the layer's K, or V: one */
+};
 
 /** How accurate products are at least, see CpuOptions::Accuracy. One term rounds probabilities, and
  *  queries of other types, to bfloat16 where the processor multiplies these faster. */
@@ -67,6 +80,12 @@ typedef struct chunkattn_layer {
   int32_t page_size;    /**< tokens per page */
   int64_t k_strides[3]; /**< from a page to the next, from a KV head, from a token */
   int64_t v_strides[3]; /**< likewise */
+  /** Of K and V of 8 bits; of other types the rest is not read. Scales of a page's and head's rows
+   *  are neighbours. */
+  float* k_scale;
+  float* v_scale;
+  int32_t scales;           /**< CHUNKATTN_SCALES_PER_ROW, … */
+  int64_t scale_strides[2]; /**< per row: from a page to the next, from a KV head; else 0 */
 } chunkattn_layer;
 
 /** Rows of q, k, v or out at distances of their own, [num_tokens][heads][elements]: a part of a
@@ -113,7 +132,8 @@ CHUNKATTN_C_API int chunkattn_plan_build(chunkattn_plan* plan, const chunkattn_t
 /** What the plan's batch shares. */
 CHUNKATTN_C_API int chunkattn_plan_sharing(const chunkattn_plan* plan, chunkattn_sharing* sharing);
 
-/** Stores K and V of the plan's query tokens at their positions in the page tables.
+/** Stores K and V of the plan's query tokens at their positions in the page tables. Of 8 bits each
+ *  row gets a scale of its own, so others than CHUNKATTN_SCALES_PER_ROW are refused.
  *
  *  @param k, v  [num_tokens][num_kv_heads][head_dim] (v: value_dim) of qo_type
  *  @param k_stride, v_stride  elements from a token to the next; 0: there are no gaps

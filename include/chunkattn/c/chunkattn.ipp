@@ -118,13 +118,29 @@ AnyKvView view_of(const chunkattn_layer& layer, const chunkattn_config& config) 
     view.v_stride_head = layer.v_strides[1];
     view.v_stride_token = layer.v_strides[2];
   }
+  if constexpr (has_row_scales<T>) {
+    view.k_scale = layer.k_scale;
+    view.v_scale = layer.v_scale;
+    view.scales = static_cast<KvScales>(layer.scales);
+    view.scale_stride_chunk = layer.scale_strides[0];
+    view.scale_stride_head = layer.scale_strides[1];
+  }
   return view;
 }
 
 inline AnyKvView any_view(const chunkattn_layer& layer, const chunkattn_config& config) {
-  return config.kv_type == CHUNKATTN_FLOAT32   ? view_of<float>(layer, config)
-         : config.kv_type == CHUNKATTN_FLOAT16 ? view_of<half>(layer, config)
-                                               : view_of<bfloat16>(layer, config);
+  switch (config.kv_type) {
+    case CHUNKATTN_FLOAT16:
+      return view_of<half>(layer, config);
+    case CHUNKATTN_BFLOAT16:
+      return view_of<bfloat16>(layer, config);
+    case CHUNKATTN_INT8:
+      return view_of<std::int8_t>(layer, config);
+    case CHUNKATTN_FLOAT8_E4M3:
+      return view_of<float8_e4m3>(layer, config);
+    default:
+      return view_of<float>(layer, config);
+  }
 }
 
 inline const LiveView& checked_plan(const chunkattn_plan* given, const chunkattn_layer& layer) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../detail/kv/checks.hpp"
 #include "../detail/support/check.hpp"
 #include "../detail/support/config.hpp"
 #include "../kv_view.hpp"
@@ -127,8 +128,10 @@ class WindowedKv final : public KvCompanion<typename Tree::Sequence> {
   class Views {
    public:
     explicit Views(Cache& cache) : row_bytes_(detail::row_bytes(cache)) {
-      for (int l = 0; l < cache.options().num_layers; ++l)
+      for (int l = 0; l < cache.options().num_layers; ++l) {
         views_.push_back(detail::host_layer(cache, l));
+        detail::check_row_scales(views_.back(), "what travels with a row is its own");
+      }
     }
     /// Calls f(memory, bytes) for all that a token has, in the order in which a row has it.
     template <class F>

@@ -153,8 +153,8 @@ double load_row(const KvView<T>& kv, bool is_v, ChunkIndex chunk, int kv_head, i
   const T* from = is_v ? kv.v_row(chunk, kv_head, token) : kv.k_row(chunk, kv_head, token);
   const int dim = is_v ? kv.dim_of_v() : kv.head_dim;
   if constexpr (has_row_scales<T>) {
-    const double scale = static_cast<double>(is_v ? *kv.v_row_scale(chunk, kv_head, token)
-                                                  : *kv.k_row_scale(chunk, kv_head, token));
+    const double scale = static_cast<double>(is_v ? *kv.v_scale_of(chunk, kv_head, token)
+                                                  : *kv.k_scale_of(chunk, kv_head, token));
     for (int i = 0; i < dim; ++i) row[i] = scale * stored_number(from[i]);
     return scale;
   } else {

@@ -25,7 +25,7 @@ template <class T>
   if (pages.value_dim != 0) joins = joins && even(pages.v_stride_chunk, pages.v_stride_token);
   if constexpr (has_row_scales<T>)  // those of a chunk's tokens are neighbours
     joins = joins && pages.k_scale_slabs == nullptr && pages.v_scale_slabs == nullptr &&
-            pages.scale_stride_chunk == pages.chunk_size;
+            (pages.scales != KvScales::per_row || pages.scale_stride_chunk == pages.chunk_size);
   return joins;
 }
 

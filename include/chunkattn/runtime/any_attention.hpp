@@ -157,16 +157,17 @@ class AnyKvView {
 /// A view of an engine's own memory.
 /// \param k, v  [num_chunks][num_kv_heads][chunk_size][head_dim] (v: value_dim) elements of `type`,
 ///              as for make_kv_view()
-/// \param k_scale, v_scale  scales of 8-bit rows, [num_chunks][num_kv_heads][chunk_size]; null for
-///                          other types
+/// \param k_scale, v_scale  scales of 8-bit rows, [num_chunks][num_kv_heads][chunk_size], or fewer
+///                          as `scales` says; null for other types
 /// \throws InvalidArgument where memory is missing or sizes make no sense
 [[nodiscard]] inline AnyKvView make_any_kv_view(ElementType type, void* k, void* v,
                                                 const KvGeometry& geometry,
-                                                float* k_scale = nullptr,
-                                                float* v_scale = nullptr) {
+                                                float* k_scale = nullptr, float* v_scale = nullptr,
+                                                KvScales scales = KvScales::per_row) {
   const auto view = [&]<class T>(T*) -> AnyKvView {
     if constexpr (has_row_scales<T>) {
-      return make_kv_view(static_cast<T*>(k), static_cast<T*>(v), k_scale, v_scale, geometry);
+      return make_kv_view(static_cast<T*>(k), static_cast<T*>(v), k_scale, v_scale, geometry,
+                          scales);
     } else {
       detail::check_argument(k_scale == nullptr && v_scale == nullptr, "k_scale", "given",
                              {"null: rows of ", element_name<T>(), " have no scales"});

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,18 +39,20 @@ inline void check_type(std::int32_t type, const char* name) {
   check_argument(type >= CHUNKATTN_FLOAT32 && type <= CHUNKATTN_BFLOAT16, name, type,
                  "CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1 or CHUNKATTN_BFLOAT16 = 2");
 }
+inline bool has_scales(std::int32_t type) noexcept {
+  return type == CHUNKATTN_INT8 || type == CHUNKATTN_FLOAT8_E4M3;
+}
 inline ElementType type_of(std::int32_t type) noexcept {
-  return type == CHUNKATTN_FLOAT32   ? ElementType::float32
-         : type == CHUNKATTN_FLOAT16 ? ElementType::half
-                                     : ElementType::bfloat16;
+  return static_cast<ElementType>(type);
 }
 template <class T>
-inline constexpr std::int32_t number_of =
-    element_type_of<T> == ElementType::float32 ? CHUNKATTN_FLOAT32
-    : element_type_of<T> == ElementType::half  ? CHUNKATTN_FLOAT16
-                                               : CHUNKATTN_BFLOAT16;
+inline constexpr auto number_of = static_cast<std::int32_t>(element_type_of<T>);
+static_assert(number_of<float> == CHUNKATTN_FLOAT32 && number_of<half> == CHUNKATTN_FLOAT16 &&
+              number_of<bfloat16> == CHUNKATTN_BFLOAT16 &&
+              number_of<std::int8_t> == CHUNKATTN_INT8 &&
+              number_of<float8_e4m3> == CHUNKATTN_FLOAT8_E4M3);
 inline std::size_t bytes_of(std::int32_t type) noexcept {
-  return type == CHUNKATTN_FLOAT32 ? 4 : 2;
+  return type == CHUNKATTN_FLOAT32 ? 4 : has_scales(type) ? 1 : 2;
 }
 inline int value_dim(const chunkattn_config& config) noexcept {
   return config.value_dim != 0 ? config.value_dim : config.head_dim;
@@ -69,7 +72,11 @@ inline void check_config(const chunkattn_config& config) {
     fail_argument("config.num_qo_heads", config.num_qo_heads,
                   {"a positive multiple of num_kv_heads = ", config.num_kv_heads, ", at most ",
                    max_qo_heads});
-  check_type(config.kv_type, "config.kv_type");
+  check_argument(
+      config.kv_type >= CHUNKATTN_FLOAT32 && config.kv_type <= CHUNKATTN_FLOAT8_E4M3,
+      "config.kv_type", config.kv_type,
+      "CHUNKATTN_FLOAT32 = 0, CHUNKATTN_FLOAT16 = 1, CHUNKATTN_BFLOAT16 = 2, CHUNKATTN_INT8 = 3 or "
+      "CHUNKATTN_FLOAT8_E4M3 = 4");
   check_type(config.qo_type, "config.qo_type");
   check_argument(
       config.num_threads >= 0 && config.num_threads <= ThreadPool::max_threads,
@@ -184,10 +191,47 @@ struct Pages {
   }
 };
 
-/// K and V of a layer.
+/// K and V of a layer, and their scales where there are some.
 struct LayerPages {
   Pages k, v;
+  std::optional<Pages> k_scale{}, v_scale{};
 };
+
+/// The scales of a layer of 8 bits.
+inline Pages checked_scales(const char* name, const float* start, const chunkattn_layer& layer,
+                            const chunkattn_config& config) {
+  checked_pointer(start, name);
+  constexpr auto width = static_cast<std::int64_t>(sizeof(float));
+  Pages made{reinterpret_cast<std::uintptr_t>(start), {1, 1, 1}, {}, width};
+  if (layer.scales == CHUNKATTN_SCALES_PER_HEAD) made.row_bytes *= config.num_kv_heads;
+  if (layer.scales != CHUNKATTN_SCALES_PER_ROW) return made;
+  made.counts = {layer.num_pages, config.num_kv_heads, 1};
+  made.row_bytes *= layer.page_size;
+  std::int64_t room = (std::int64_t{1} << 61) / width;
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::int64_t stride = layer.scale_strides[i];
+    if (made.counts[i] == 1) continue;
+    if (stride < layer.page_size) [[unlikely]]
+      fail_argument(indexed_name("layer.scale_strides", i), stride,
+                    {"at least the scales of a page's tokens, ", layer.page_size});
+    if (stride > room / made.counts[i]) [[unlikely]]
+      fail_argument(indexed_name("layer.scale_strides", i), stride,
+                    "rows within the address space");
+    made.bytes_apart[i] = stride * width;
+  }
+  return made;
+}
+inline void check_scales(const chunkattn_layer& layer) {
+  check_argument(
+      layer.scales >= CHUNKATTN_SCALES_PER_ROW && layer.scales <= CHUNKATTN_SCALES_PER_LAYER,
+      "layer.scales", layer.scales,
+      "CHUNKATTN_SCALES_PER_ROW = 0, CHUNKATTN_SCALES_PER_HEAD = 1 or CHUNKATTN_SCALES_PER_LAYER = "
+      "2");
+  if (layer.scales == CHUNKATTN_SCALES_PER_ROW) return;
+  for (std::size_t i = 0; i < 2; ++i)
+    check_argument(layer.scale_strides[i] == 0, indexed_name("layer.scale_strides", i),
+                   layer.scale_strides[i], "0 where rows have no scales of their own");
+}
 
 inline LayerPages checked_layer(const chunkattn_layer& layer, const chunkattn_config& config) {
   const std::size_t width = bytes_of(config.kv_type);
@@ -218,8 +262,14 @@ inline LayerPages checked_layer(const chunkattn_layer& layer, const chunkattn_co
     }
     return made;
   };
-  return {pages("layer.k_strides", layer.k, layer.k_strides, config.head_dim),
-          pages("layer.v_strides", layer.v, layer.v_strides, value_dim(config))};
+  LayerPages made{pages("layer.k_strides", layer.k, layer.k_strides, config.head_dim),
+                  pages("layer.v_strides", layer.v, layer.v_strides, value_dim(config))};
+  if (has_scales(config.kv_type)) {
+    check_scales(layer);
+    made.k_scale = checked_scales("layer.k_scale", layer.k_scale, layer, config);
+    made.v_scale = checked_scales("layer.v_scale", layer.v_scale, layer, config);
+  }
+  return made;
 }
 
 /// That the plan's pages are in the layer.
@@ -236,6 +286,11 @@ inline void check_own_v(const chunkattn_layer& layer, const LayerPages& pages) {
   check_argument(!rows_overlap(static_cast<const char*>(layer.k), static_cast<const char*>(layer.v),
                                static_cast<std::int32_t>(pages.k.row_bytes)),
                  "layer.v", "memory of layer.k", "memory of V of its own");
+  if (!pages.k_scale) return;
+  check_argument(layer.scales == CHUNKATTN_SCALES_PER_ROW, "layer.scales", layer.scales,
+                 "CHUNKATTN_SCALES_PER_ROW = 0, to be written: each row gets a scale of its own");
+  check_argument(layer.v_scale != layer.k_scale, "layer.v_scale", "memory of layer.k_scale",
+                 "memory of V's scales of its own");
 }
 
 inline void check_tokens(std::int32_t num_tokens, std::int32_t num_rows) {
@@ -307,8 +362,13 @@ inline void check_outputs(const RowPlaces& q, const RowPlaces& out, std::span<fl
       fail_argument(name, joined({"memory of ", of}), "memory of its own");
   };
   const bool has_lse = !lse.empty();
-  for (const auto& [of, places] :
-       {std::pair{"layer.k", &pages.k}, std::pair{"layer.v", &pages.v}}) {
+  const auto if_any = [](const std::optional<Pages>& scales) {
+    return scales ? &*scales : nullptr;
+  };
+  for (const auto& [of, places] : {std::pair{"layer.k", &pages.k}, std::pair{"layer.v", &pages.v},
+                                   std::pair{"layer.k_scale", if_any(pages.k_scale)},
+                                   std::pair{"layer.v_scale", if_any(pages.v_scale)}}) {
+    if (places == nullptr) continue;
     check(
         places->touches(out.span()) && out.any_row([&](Bytes row) { return places->touches(row); }),
         "out", of);

@@ -5,6 +5,7 @@
 // The lines of a segment are contiguous, so grouped-query heads are simply more lines.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../../kv_view.hpp"
@@ -51,6 +52,8 @@ struct Block {
       v[at + i] = v_row + v_offset;
     }
     if constexpr (has_row_scales<T>) {
+      if (kv.scales != KvScales::per_row) [[unlikely]]
+        return append_shared_scales(kv, run, kv_head, at);
       const float* k_row_scale = kv.k_row_scale(run.chunk, kv_head, run.begin);
       const float* v_row_scale = kv.v_row_scale(run.chunk, kv_head, run.begin);
       for (int i = 0; i < run.count; ++i) {
@@ -58,6 +61,14 @@ struct Block {
         v_scale[at + i] = v_row_scale[i];
       }
     }
+  }
+
+  [[gnu::noinline]] void append_shared_scales(const KvView<T>& kv, const ChunkRun& run, int kv_head,
+                                              int at) noexcept
+    requires has_row_scales<T>
+  {
+    std::fill_n(k_scale + at, run.count, *kv.k_scale_of(run.chunk, kv_head, run.begin));
+    std::fill_n(v_scale + at, run.count, *kv.v_scale_of(run.chunk, kv_head, run.begin));
   }
 
   // Repeats the last addresses, so that a kernel may read whole groups of tokens.

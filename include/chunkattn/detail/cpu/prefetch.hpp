@@ -206,6 +206,7 @@ class Prefetcher {
       add_rows<ValueDim>(kv_.v_row(run.chunk, head, run.begin), kv_.token_stride_of_v(), run.count,
                          count);
     if constexpr (has_row_scales<T>) {
+      if (kv_.scales != KvScales::per_row) return;
       for (int t = 0; t < run.count; t += 16) {
         prefetch(kv_.k_row_scale(run.chunk, head, run.begin + t));
         prefetch(kv_.v_row_scale(run.chunk, head, run.begin + t));

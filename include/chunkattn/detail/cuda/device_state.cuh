@@ -225,6 +225,7 @@ class DeviceState {
     check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                    layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     check_chunks(layer, plan);
+    check_row_scales(layer, "kernels of this device read a scale for each row");
     constexpr int unit = 16 / static_cast<int>(sizeof(T));
     check_argument(layer.stride_token % unit == 0 && layer.stride_head % unit == 0 &&
                        layer.stride_chunk % unit == 0,

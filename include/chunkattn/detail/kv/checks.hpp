@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
@@ -15,6 +16,30 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// Checks the members of scales that several rows have.
+template <class T>
+void check_shared_scales(const KvView<T>& layer) {
+  check_argument(layer.scales == KvScales::per_head || layer.scales == KvScales::per_layer,
+                 "layer.scales", static_cast<int>(layer.scales),
+                 "KvScales::per_row, per_head or per_layer");
+  const char* const scales = name_of(layer.scales);
+  for (const auto& [name, stride] :
+       {std::pair{"layer.scale_stride_chunk", layer.scale_stride_chunk},
+        std::pair{"layer.scale_stride_head", layer.scale_stride_head}})
+    check_argument(stride == 0, name, stride, {"0 where scales are ", scales});
+  for (const auto& [name, slabs] : {std::pair{"layer.k_scale_slabs", layer.k_scale_slabs},
+                                    std::pair{"layer.v_scale_slabs", layer.v_scale_slabs}})
+    check_argument(slabs == nullptr, name, "given", {"null where scales are ", scales});
+}
+
+/// Checks that each row has a scale of its own, which `what` reads or writes.
+template <class T>
+void check_row_scales(const KvView<T>& layer, const char* what) {
+  if constexpr (has_row_scales<T>)
+    if (layer.scales != KvScales::per_row) [[unlikely]]
+      fail_argument("layer.scales", name_of(layer.scales), {"per_row: ", what});
+}
 
 /// Checks that the layer has memory and, where both have a tree_id, that it is of the plan's tree.
 template <class T>
@@ -38,8 +63,12 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
   check_strides("stride_", layer.stride_token, layer.stride_chunk, layer.stride_head);
   if (layer.value_dim != 0)
     check_strides("v_stride_", layer.v_stride_token, layer.v_stride_chunk, layer.v_stride_head);
-  if constexpr (has_row_scales<T>)
-    check_strides("scale_stride_", 1, layer.scale_stride_chunk, layer.scale_stride_head);
+  if constexpr (has_row_scales<T>) {
+    if (layer.scales == KvScales::per_row)
+      check_strides("scale_stride_", 1, layer.scale_stride_chunk, layer.scale_stride_head);
+    else
+      check_shared_scales(layer);
+  }
   // Kernels load vectors at any element; an element itself must be aligned.
   const auto check = [](const char* name, const auto* start, const void* slabs, const char* what,
                         const char* lies) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../detail/kv/checks.hpp"
 #include "../../detail/support/check.hpp"
 #include "../../detail/support/config.hpp"
 #include "../../element.hpp"
@@ -95,6 +96,9 @@ void check_slots(const Sequence& sequence, TokenRange range, Cache& cache) {
   const auto view = cache.layer(0);
   check_argument(view.chunk_size == Sequence::chunk_size, "cache.chunk_size", view.chunk_size,
                  "the ChunkSize of the sequence's tree");
+  if constexpr (has_row_scales<cache_element<Cache>>)
+    for (int l = 0; l < cache.options().num_layers; ++l)
+      check_row_scales(cache.layer(l), "what travels with a row is its own");
   sequence.for_each_run(range, [&](const Piece& piece) {
     check_argument(piece.chunk < view.num_chunks, "cache.num_chunks", view.num_chunks,
                    "memory for every chunk of the sequence: a cache of its tree, grown to it");
