@@ -9,6 +9,7 @@ import sys
 from . import _core
 from ._core import (
     AddResult,
+    CacheExplainer,
     Finished,
     InFlight,
     KvCache,
@@ -27,7 +28,7 @@ from .picture import tree_svg
 from .tree import Checkpoints, Tree, WindowedGroups, WindowedLayers
 
 __all__ = [
-    "AddResult", "Attention", "Checkpoints", "Finished", "InFlight", "KvCache", "OutOfChunks", "Pin", "Plan",
+    "AddResult", "Attention", "CacheExplainer", "Checkpoints", "Finished", "InFlight", "KvCache", "OutOfChunks", "Pin", "Plan",
     "Sequence", "Step", "ScheduledSequence", "Threads", "Tree", "View", "WindowedGroups", "WindowedLayers",
     "head_sizes", "instruction_set", "tree_svg",
 ]  # fmt: skip

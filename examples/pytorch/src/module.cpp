@@ -75,5 +75,6 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_windows(module);
   bind_checkpoints(module);
+  bind_explain(module);
   bind_attention(module);
 }

@@ -103,6 +103,7 @@ void bind_step(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_windows(nb::module_& module);
 void bind_checkpoints(nb::module_& module);
+void bind_explain(nb::module_& module);
 void bind_attention(nb::module_& module);
 
 }  // namespace binding

@@ -46,7 +46,7 @@ PYTHONPATH=$folder/tools pip install --no-deps --no-build-isolation --target "$f
 cd "$package/tests"
 export PYTHONPATH=$folder/site PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 export CHUNKATTN_MODELS=${CHUNKATTN_MODELS:-$root/build/models}
-"$python" -m unittest test_attention test_transformers test_windows test_hybrids test_scoring 2>&1 | grep -v '^\[transformers\]'
+"$python" -m unittest test_attention test_explain test_transformers test_windows test_hybrids test_scoring 2>&1 | grep -v '^\[transformers\]'
 if [ -e "$lm_eval/complete" ]; then
   "$lm_eval/bin/python" -m unittest test_lm_eval 2>&1 | grep -v '^\[transformers\]'
 fi

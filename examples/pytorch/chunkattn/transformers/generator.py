@@ -45,14 +45,15 @@ class Generator:
     max_states: of a model with recurrent layers, how many of their states are kept for texts that begin alike, beside
     those of live texts; by default two for each text of typical_length. They count in kv_bytes.
     kv_dtype: the model's, or 'int8', or another. max_sequences: live at once.
-    retention, learns: see Tree. threads, reduce, accuracy: see Attention. check: whether two short texts
+    explain_tokens: so many evicted tokens are remembered, to say in Request.cache_report why a prompt was found in the
+    cache, or was not; 0: nothing is said. retention, learns: see Tree. threads, reduce, accuracy: see Attention. check: whether two short texts
     are computed by the model's own attention, too, and compared.
 
     Raises Unsupported for a model that cannot run so; it says why.
     """
 
     def __init__(self, model, tokenizer=None, *, kv_bytes=1 << 30, max_chunks=None, kv_dtype=None, step_tokens=512,
-                 max_sequences=256, typical_length=4096, swa_full=False, max_states=None, retention="lru", learns=False,
+                 max_sequences=256, typical_length=4096, swa_full=False, max_states=None, explain_tokens=0, retention="lru", learns=False,
                  threads=None, reduce="deterministic", accuracy="two_terms", check=True):  # fmt: skip
         for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences), ("kv_bytes", kv_bytes),
                             ("typical_length", typical_length)):  # fmt: skip
@@ -61,6 +62,7 @@ class Generator:
             whole("max_chunks", max_chunks, 2)
         if max_states is not None:
             whole("max_states", max_states, 1)
+        whole("explain_tokens", explain_tokens, 0, 1 << 30)
         if model.training:
             raise ValueError("model.training = True: expected a model in evaluation mode, see model.eval()")
         model = layers.unwrapped(model)
@@ -91,6 +93,7 @@ class Generator:
             self.max_sequences, num_kept = divided.states(self.max_chunks)
             of_states = states.States(recurrent, self.max_sequences, num_kept)
         self._memory.allocate(self.tree, divided.chunks_of_groups(self.max_chunks), of_states)
+        self._explainer = self._memory.explainer(explain_tokens) if explain_tokens else None
         self._plan = chunkattn.Plan()
         self._waiting, self._live, self._events = collections.deque(), [], []
         # Of other threads, of what a step calls, and of Python's garbage collection: for the next turn.
@@ -317,12 +320,16 @@ class Generator:
             if alone or (not self._live and not fits()):
                 self._num_alone += 1
                 where["adapter"] = (1 << 63) + self._num_alone
-            if not fits() or (sequence := self.tree.try_insert(work.tokens, **where)) is None:
+            if not fits():
+                return
+            report = self._explainer.explain(work.tokens, **where) if self._explainer and work.is_prompt else None
+            if (sequence := self.tree.try_insert(work.tokens, **where)) is None:
                 return
             self._waiting.popleft()
             work.sequence, work.decodes = sequence, False
             if work.is_prompt:
                 work.request.cached_tokens = sequence.num_cached + sequence.num_pending
+                work.request.cache_report = report
                 self.stats["prompt_tokens"] += len(work.tokens)
                 self.stats["cached_tokens"] += work.request.cached_tokens
             self._live.append(work)

@@ -75,6 +75,13 @@ class Memory:
         if states is not None:
             states.attach(tree)
 
+    def explainer(self, max_tokens):
+        """Of what prompts find in the tree, and can be resumed from."""
+        resume = None if not self.groups else self.windows.find
+        if self.states is not None:
+            resume = self.states.checkpoints.find
+        return chunkattn.CacheExplainer(self.tree, max_tokens, resume=resume)
+
     @property
     def bytes_used(self):
         """Of chunks and states that sequences hold, or that are cached."""

@@ -24,6 +24,8 @@ class Request:
     insert: dict = dataclasses.field(repr=False)  # keywords of Tree.insert()
     streamer: object = dataclasses.field(default=None, repr=False)
     cached_tokens: int = 0  # of the prompt, found when it joined and not computed again for windows or states
+    # Why it was found in the cache, or was not, when it joined: see CacheExplainer.explain(); with explain_tokens.
+    cache_report: dict | None = dataclasses.field(default=None, repr=False)
     error: Exception | None = None  # what a processor, criterion or streamer of this request raised
     _generator: object = dataclasses.field(default=None, repr=False)  # a weak reference
     _has_events: bool = dataclasses.field(default=True, repr=False)
