@@ -310,6 +310,74 @@ TEST_CASE("the first values of a column are those of rows that decode") {
   }
 }
 
+TEST_CASE("rows that decode, in chunks of several words, with values of an odd size") {
+  using Wide = PrefixTree<int, 256, PoolAllocator, Lru>;
+  struct Bytes {
+    unsigned char bytes[5];
+  };
+  test::Random random(4);
+  const std::size_t lag = random.index(2);
+  Wide tree;
+  Annotations<Wide, Bytes> column(tree, {.lag = lag});
+  std::vector<Wide::Sequence> all;
+  std::vector<std::size_t> begins;  // positions of the first values
+  for (int i = 0; i < 13; ++i) {
+    begins.push_back(1 + random.index(400));
+    all.push_back(tree.insert(iota(10000 * i, begins.back())));
+    test::load(all.back());
+    all.back().append(0);
+  }
+  std::vector<std::vector<Bytes>> plain(all.size());
+  AttentionPlan plan;
+  for (int round = 0; round < 300; ++round) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(all));
+    (void)plan.build(step);
+    auto finished = std::move(step).finish();
+    finished.commit(std::vector<int>(all.size(), round));
+    std::vector<Bytes> values(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (unsigned char& byte : values[i].bytes)
+        byte = static_cast<unsigned char>(random.uniform(0, 255));
+      plain[i].push_back(values[i]);
+    }
+    REQUIRE(column.set(finished, values) == all.size());
+  }
+  check_invariants(tree);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(column.first_missing(all[i]) == 0);
+    REQUIRE(column.first_missing(all[i], begins[i]) == begins[i] + plain[i].size());
+    std::vector<Bytes> out(plain[i].size());
+    column.read(all[i], begins[i], out);
+    for (std::size_t k = 0; k < out.size(); ++k)
+      REQUIRE(std::equal(out[k].bytes, out[k].bytes + 5, plain[i][k].bytes));
+  }
+}
+
+TEST_CASE("who is preempted finds the values of its tokens again, and decodes on") {
+  for (const bool retained : {true, false}) {
+    CAPTURE(retained);
+    Engine engine;
+    auto sequence = engine.computed(iota(0, 3));
+    engine.append(sequence, 3);
+    for (int token = 4; token < 11; ++token) engine.compute(sequence, test::no_limit, token);
+    const std::vector<int> tokens = sequence.tokens();
+    REQUIRE(tokens.size() == 11);
+    sequence.leave();
+    if (!retained) engine.tree.trim(0);
+    auto back = engine.tree.insert(tokens);
+    // The last token was not computed: nothing of it was lost.
+    CHECK(back.num_uncomputed() == (retained ? 1 : 11));
+    CHECK(engine.own.first_missing(back) == (retained ? 10 : 0));
+    CHECK(engine.next.first_missing(back) == (retained ? 9 : 0));
+    for (int token = 11; token < 20; ++token) engine.compute(back, test::no_limit, token);
+    CHECK(read(engine.own, back, 0, 19) == counted(1000, 19));
+    // The transition to the token that was not computed lay at its slot, and went with it.
+    CHECK(engine.next.first_missing(back) == (retained ? 9 : 19));
+    CHECK(read(engine.next, back, 10, 9) == counted(1011, 9));
+  }
+}
+
 TEST_CASE("any ranges, in chunks of several words, as in a plain list") {
   using Wide = PrefixTree<int, 256>;
   struct Bytes {
