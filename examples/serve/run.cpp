@@ -223,6 +223,7 @@ std::unique_ptr<KvPublisher> publisher_of(const Arguments& arguments, Engine& en
   options.topic = arguments.kv_topic;
   options.form = arguments.kv_form == "maps" ? EventForm::maps : EventForm::arrays;
   options.tokens_per_block = static_cast<std::size_t>(arguments.chunk_size);
+  options.window = engine.snapshot().windows.keys;
   options.with_tenants = arguments.kv_salted;
   options.num_batches = static_cast<std::size_t>(arguments.kv_batches);
   fmt::print("{}   {}, again at {}\n", examples::bold("events"), options.address, options.replay);

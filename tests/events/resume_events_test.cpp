@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -17,9 +18,12 @@
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/cache/checkpoints.hpp"
 #include "chunkattn/cache/windowed_groups.hpp"
+#include "chunkattn/cache/windowed_kv.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/events/mirror.hpp"
+#include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
@@ -45,6 +49,7 @@ struct Model {
   WindowedGroups<Tree> groups;
   AttentionPlan plan;
   std::vector<Heard> heard;
+  std::map<std::pair<std::uint64_t, int>, std::pair<ChunkIndex, int>> places;
 
   explicit Model(const std::vector<int>& windows, std::size_t max_cached = 100)
       : groups(tree, options(windows, max_cached)) {}
@@ -83,9 +88,20 @@ struct Model {
         heard.begin(), heard.end(), [&](const Heard& one) { return one.event.kind == kind; }));
   }
   void tell(CacheMirror<Tree>& mirror) {
-    for (const Heard& one : heard)
+    for (const Heard& one : heard) {
       REQUIRE(mirror.apply(one.event, one.tokens) == CacheMirror<Tree>::Applied::changed);
+      check_place(one.event);
+    }
     heard.clear();
+  }
+  /// What is kept lies where it was stored.
+  void check_place(const CacheEvent& event) {
+    for (int i = 0; i < event.length; ++i) {
+      const std::pair token(event.span, event.position + i);
+      const std::pair place(event.first_chunk, event.first_offset + i);
+      if (event.kind == Kind::stored) places[token] = place;
+      if (event.kind == Kind::kept || event.kind == Kind::lost) REQUIRE(places.at(token) == place);
+    }
   }
 };
 
@@ -97,10 +113,11 @@ std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
 }  // namespace
 
 TEST_CASE("a router knows where windows let a prompt be resumed") {
-  Model model({20, 6});
+  Model model({6, 20});
   const Events events(model.tree, model.listen(), Events::new_stream(), model.groups);
   CacheMirror<Tree> mirror;
   mirror.load(events.snapshot());
+  CHECK(events.snapshot().reach == std::vector<std::int32_t>{5, 19});
   const auto system = iota(0, 200);
   const auto ann = joined(system, iota(1000, 30)), bob = joined(system, iota(2000, 30));
   (void)model.answer(ann);
@@ -135,6 +152,49 @@ TEST_CASE("rows that fall behind while a prompt is computed are no event") {
   CHECK(model.count(Kind::stored) == 64);
   CHECK(kept <= 4 * 32);  // of each step the chunks that its last window touches
   CHECK(model.count(Kind::lost) <= 3 * 4);
+}
+
+TEST_CASE("what a group forgets of cached tokens, and what is loaded, is said at once") {
+  Model model({5});
+  const Events events(model.tree, model.listen(), Events::new_stream(), model.groups);
+  CacheMirror<Tree> mirror, late;
+  mirror.load(events.snapshot());
+  const auto prompt = iota(0, 8);
+  const auto check = [&](const std::vector<std::size_t>& ends) {
+    model.tell(mirror);
+    late.load(events.snapshot());
+    for (std::size_t end = 1; end <= 8; ++end) {
+      const auto first = std::span(prompt).first(end);
+      CHECK(model.groups.find(first) == ends[end - 1]);
+      CHECK(mirror.find(first) == ends[end - 1]);
+      CHECK(late.find(first) == ends[end - 1]);
+    }
+  };
+  auto sequence = model.answer(prompt);
+  check({1, 2, 3, 4, 5, 6, 7, 8});
+  sequence.mark_loaded({1, 1});  // K/V of full layers alone
+  check({1, 1, 1, 1, 1, 6, 7, 8});
+  sequence.mark_loaded({4, 1});
+  check({1, 1, 1, 1, 1, 1, 1, 1});
+
+  KvCache<Cpu, float> full(model.tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  KvCache<Cpu, float> near(model.groups[0], {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  WindowedKv travels(model.groups[0], near);
+  const auto other = iota(100, 13);
+  std::optional<Tree::Sequence> away(model.answer(other));
+  const auto swapped = swap_out(*away, full, {&travels});
+  away.reset();
+  {
+    auto again = model.tree.insert(other);
+    again.mark_loaded({0, 13});
+  }
+  model.tell(mirror);
+  CHECK(mirror.find(other) == 0);
+  away = resume(model.tree, full, swapped, {&travels});
+  REQUIRE(away);
+  model.tell(mirror);
+  CHECK(model.groups.find(other) == 13);
+  CHECK(mirror.find(other) == 13);
 }
 
 TEST_CASE("who does not follow components hears of tokens alone") {

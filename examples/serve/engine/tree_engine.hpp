@@ -197,7 +197,12 @@ class TreeEngine final : public Engine {
   }
   void set_cache_sink(CacheSink sink) override {
     cache_events_.reset();
-    if (sink) cache_events_.emplace(tree_, std::move(sink));
+    if (!sink) return;
+    const auto stream = chunkattn::CacheEvents<Tree>::new_stream();
+    if (windows_)
+      cache_events_.emplace(tree_, std::move(sink), stream, windows_->layers());
+    else
+      cache_events_.emplace(tree_, std::move(sink), stream);
   }
   void set_gone(std::function<bool(RequestId)> is_gone) override { is_gone_ = std::move(is_gone); }
   void set_tier_sink(TierSink sink) override { tier_sink_ = std::move(sink); }

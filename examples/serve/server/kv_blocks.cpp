@@ -14,6 +14,31 @@ std::uint64_t fold(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
+/// The last change, if what comes now can be added to it, or a new one.
+BlockEvent& removal(bool is_windowed, std::vector<BlockEvent>& changes) {
+  if (changes.empty() || changes.back().kind != BlockEvent::Kind::removed ||
+      changes.back().medium != Medium::tree || changes.back().is_windowed != is_windowed)
+    changes.push_back({.kind = BlockEvent::Kind::removed,
+                       .is_windowed = is_windowed,
+                       .hashes = {},
+                       .tokens = {}});
+  return changes.back();
+}
+/// The same of a block that is stored after another one.
+BlockEvent& storing(std::uint64_t parent, bool is_windowed, std::vector<BlockEvent>& changes) {
+  const bool goes_on = !changes.empty() && changes.back().kind == BlockEvent::Kind::stored &&
+                       changes.back().medium == Medium::tree &&
+                       changes.back().is_windowed == is_windowed && parent != 0 &&
+                       changes.back().hashes.back() == parent;
+  if (!goes_on)
+    changes.push_back({.kind = BlockEvent::Kind::stored,
+                       .is_windowed = is_windowed,
+                       .hashes = {},
+                       .parent = parent,
+                       .tokens = {}});
+  return changes.back();
+}
+
 }  // namespace
 
 std::uint64_t hash_of_block(std::uint64_t parent, std::uint64_t tenant,
@@ -33,7 +58,10 @@ void BlockTable::apply(const chunkattn::CacheEvent& event, std::span<const int> 
     num_blocks_ = 0;
     changes.push_back({});
   } else if (is_published(event.name_space, with_tenants_)) {
-    event.kind == Kind::stored ? store(event, tokens, changes) : evict(event, changes);
+    if (event.kind == Kind::stored) store(event, tokens, changes);
+    if (event.kind == Kind::evicted) evict(event, changes);
+    if (with_windows_ && (event.kind == Kind::kept || event.kind == Kind::lost))
+      keep(event, changes);
   }
 }
 
@@ -44,9 +72,11 @@ void BlockTable::store(const chunkattn::CacheEvent& event, std::span<const int> 
     span.parent = event.parent;
     span.position = static_cast<std::size_t>(event.position);
     span.tenant = event.name_space.tenant;
+    if (with_windows_ && event.parent != 0) spans_.at(event.parent).next.push_back(event.span);
   }
   const std::size_t before = span.end();
   span.tokens.insert(span.tokens.end(), tokens.begin(), tokens.end());
+  span.kept.resize(span.tokens.size());
   for (std::size_t end = (before / size_ + 1) * size_; end <= span.end(); end += size_)
     complete_block(span, end, changes);
 }
@@ -58,34 +88,86 @@ void BlockTable::evict(const chunkattn::CacheEvent& event, std::vector<BlockEven
   const auto end = static_cast<std::size_t>(event.position);
   const std::size_t kept = end / size_ - span.position / size_;
   if (span.hashes.size() > kept) {
-    if (changes.empty() || changes.back().kind != BlockEvent::Kind::removed ||
-        changes.back().medium != Medium::tree)
-      changes.push_back({.kind = BlockEvent::Kind::removed, .hashes = {}, .tokens = {}});
-    std::vector<std::uint64_t>& gone = changes.back().hashes;
+    for (std::size_t block = span.hashes.size(); block-- > kept;)
+      set_windowed(span, block, false, changes);
+    std::vector<std::uint64_t>& gone = removal(false, changes).hashes;
     num_blocks_ -= span.hashes.size() - kept;
     gone.insert(gone.end(), span.hashes.rbegin(),
                 span.hashes.rend() - static_cast<std::ptrdiff_t>(kept));
     span.hashes.resize(kept);
+    span.windowed.resize(kept);
   }
   span.tokens.resize(end - span.position);
-  if (span.tokens.empty()) spans_.erase(found);
+  span.kept.resize(span.tokens.size());
+  if (!span.tokens.empty()) return;
+  if (const auto parent = spans_.find(span.parent); parent != spans_.end())
+    std::erase(parent->second.next, event.span);
+  spans_.erase(found);
+}
+
+void BlockTable::keep(const chunkattn::CacheEvent& event, std::vector<BlockEvent>& changes) {
+  Span& span = spans_.at(event.span);
+  const auto begin = static_cast<std::size_t>(event.position);
+  const std::size_t end = begin + static_cast<std::size_t>(event.length);
+  std::fill_n(span.kept.begin() + static_cast<std::ptrdiff_t>(begin - span.position), event.length,
+              event.kind == chunkattn::CacheEvent::Kind::kept);
+  update_windowed(span, begin, end, changes);
+}
+
+/// Of blocks with tokens [begin, end) of a span's path, its own and those of spans that go on
+/// within a block.
+void BlockTable::update_windowed(Span& span, std::size_t begin, std::size_t end,
+                                 std::vector<BlockEvent>& changes) {
+  const std::size_t first = span.position / size_;
+  for (std::size_t block = std::max(begin / size_, first);
+       block * size_ < end && block - first < span.hashes.size(); ++block)
+    set_windowed(span, block - first, is_kept(span, (block + 1) * size_), changes);
+  for (const std::uint64_t number : span.next) {
+    Span& next = spans_.at(number);
+    const std::size_t block = next.position / size_ * size_;
+    if (next.position > begin && next.position > block && block < end)
+      update_windowed(next, block, std::min(end, block + size_), changes);
+  }
+}
+
+void BlockTable::set_windowed(Span& span, std::size_t block, bool is_windowed,
+                              std::vector<BlockEvent>& changes) {
+  if (span.windowed[block] == is_windowed) return;
+  span.windowed[block] = is_windowed;
+  if (is_windowed)
+    add_windowed(span, block, changes);
+  else
+    removal(true, changes).hashes.push_back(span.hashes[block]);
+}
+
+void BlockTable::add_windowed(const Span& span, std::size_t block,
+                              std::vector<BlockEvent>& changes) const {
+  const std::size_t end = (span.position / size_ + block + 1) * size_;
+  BlockEvent& change = storing(hash_of_block_at(span, end - size_), true, changes);
+  change.tokens.resize(change.tokens.size() + size_);
+  read_block(span, end, std::span(change.tokens).last(size_));
+  change.hashes.push_back(span.hashes[block]);
+}
+
+/// Whether layers with a window have all of the block that ends there.
+bool BlockTable::is_kept(const Span& span, std::size_t end) const {
+  const Span* at = &span;
+  for (std::size_t position = end; position-- > end - size_;) {
+    while (position < at->position) at = &spans_.at(at->parent);
+    if (!at->kept[position - at->position]) return false;
+  }
+  return true;
 }
 
 void BlockTable::complete_block(Span& span, std::size_t end, std::vector<BlockEvent>& changes) {
   const std::uint64_t parent = hash_of_block_at(span, end - size_);
-  const bool goes_on = !changes.empty() && changes.back().kind == BlockEvent::Kind::stored &&
-                       changes.back().medium == Medium::tree && parent != 0 &&
-                       changes.back().hashes.back() == parent;
-  if (!goes_on) {
-    changes.push_back({.kind = BlockEvent::Kind::stored, .hashes = {}, .tokens = {}});
-    changes.back().parent = parent;
-  }
-  BlockEvent& change = changes.back();
+  BlockEvent& change = storing(parent, false, changes);
   change.tokens.resize(change.tokens.size() + size_);
   const std::span<int> block = std::span(change.tokens).last(size_);
   read_block(span, end, block);
   change.hashes.push_back(hash_of_block(parent, span.tenant, block));
   span.hashes.push_back(change.hashes.back());
+  span.windowed.push_back(false);
   ++num_blocks_;
 }
 
@@ -126,6 +208,11 @@ std::vector<BlockEvent> BlockTable::all() const {
     for (std::size_t i = 0; i < span.hashes.size(); ++i, end += size_)
       read_block(span, end, std::span(event.tokens).subspan(i * size_, size_));
     stored.push_back(std::move(event));
+  }
+  for (const auto& [position, number] : order) {
+    const Span& span = spans_.at(number);
+    for (std::size_t block = 0; block < span.windowed.size(); ++block)
+      if (span.windowed[block]) add_windowed(span, block, stored);
   }
   return stored;
 }

@@ -27,6 +27,9 @@ struct BlockEvent {
   enum class Kind : std::uint8_t { stored, removed, cleared };
   Kind kind = Kind::cleared;
   Medium medium = Medium::tree;
+  /// Of layers with a window, whose K/V goes before that of others: a prompt goes on where both
+  /// have what they read. The hash of a block is the same.
+  bool is_windowed = false;
   std::vector<std::uint64_t> hashes;  ///< one after the other in a prompt; removed: the last first
   std::uint64_t parent = 0;           ///< stored: the block before the first; 0: none
   std::vector<int> tokens;            ///< stored: of all blocks
@@ -46,8 +49,9 @@ class BlockTable {
  public:
   /// \param tokens_per_block  at least 1
   /// \param with_tenants      whether blocks of tenants with a salt count, too
-  BlockTable(std::size_t tokens_per_block, bool with_tenants)
-      : size_(tokens_per_block), with_tenants_(with_tenants) {}
+  /// \param with_windows      whether events say which blocks layers with a window have
+  BlockTable(std::size_t tokens_per_block, bool with_tenants, bool with_windows = false)
+      : size_(tokens_per_block), with_tenants_(with_tenants), with_windows_(with_windows) {}
 
   /// Appends what the event changes to `changes`, or to the last of them, where it extends that.
   /// \pre the events are those of one tree, in order and without gaps
@@ -66,6 +70,9 @@ class BlockTable {
     std::uint64_t tenant = 0;
     std::vector<int> tokens;
     std::vector<std::uint64_t> hashes;  ///< of the blocks that end in it
+    std::vector<bool> kept;             ///< by token: layers with a window have it
+    std::vector<bool> windowed;         ///< by block: they have all of it
+    std::vector<std::uint64_t> next;    ///< spans that go on in this one or at its end
     [[nodiscard]] std::size_t end() const { return position + tokens.size(); }
   };
 
@@ -73,11 +80,18 @@ class BlockTable {
              std::vector<BlockEvent>& changes);
   void evict(const chunkattn::CacheEvent& event, std::vector<BlockEvent>& changes);
   void complete_block(Span& span, std::size_t end, std::vector<BlockEvent>& changes);
+  void keep(const chunkattn::CacheEvent& event, std::vector<BlockEvent>& changes);
+  void update_windowed(Span& span, std::size_t begin, std::size_t end,
+                       std::vector<BlockEvent>& changes);
+  void set_windowed(Span& span, std::size_t block, bool is_windowed,
+                    std::vector<BlockEvent>& changes);
+  void add_windowed(const Span& span, std::size_t block, std::vector<BlockEvent>& changes) const;
+  [[nodiscard]] bool is_kept(const Span& span, std::size_t end) const;
   [[nodiscard]] std::uint64_t hash_of_block_at(const Span& span, std::size_t end) const;
   void read_block(const Span& span, std::size_t end, std::span<int> block) const;
 
   const std::size_t size_;
-  const bool with_tenants_;
+  const bool with_tenants_, with_windows_;
   std::unordered_map<std::uint64_t, Span> spans_;
   std::size_t num_blocks_ = 0;
 };

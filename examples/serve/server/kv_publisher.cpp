@@ -69,27 +69,32 @@ OrderedJson as_array(const BlockEvent& event, std::size_t tokens_per_block) {
   }
 }
 
-/// vLLM leaves out what has its default. All layers share their blocks: one group, of full
-/// attention.
-OrderedJson as_map(const BlockEvent& event, std::size_t tokens_per_block) {
+/// vLLM leaves out what has its default. Layers with full attention are one group, those with a
+/// window another one.
+OrderedJson as_map(const BlockEvent& event, const PublisherOptions& options) {
+  const int group = event.is_windowed ? 1 : 0;
   switch (event.kind) {
-    case BlockEvent::Kind::stored:
-      return {{"type", "BlockStored"},
-              {"block_hashes", event.hashes},
-              {"parent_block_hash",
-               event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent)},
-              {"token_ids", event.tokens},
-              {"block_size", tokens_per_block},
-              {"lora_id", nullptr},
-              {"medium", name_of(event.medium)},
-              {"lora_name", nullptr},
-              {"group_idx", 0},
-              {"kv_cache_spec_kind", "full_attention"}};
+    case BlockEvent::Kind::stored: {
+      OrderedJson map{
+          {"type", "BlockStored"},
+          {"block_hashes", event.hashes},
+          {"parent_block_hash",
+           event.parent == 0 ? OrderedJson(nullptr) : OrderedJson(event.parent)},
+          {"token_ids", event.tokens},
+          {"block_size", options.tokens_per_block},
+          {"lora_id", nullptr},
+          {"medium", name_of(event.medium)},
+          {"lora_name", nullptr},
+          {"group_idx", group},
+          {"kv_cache_spec_kind", event.is_windowed ? "sliding_window" : "full_attention"}};
+      if (event.is_windowed) map["kv_cache_spec_sliding_window"] = options.window;
+      return map;
+    }
     case BlockEvent::Kind::removed:
       return {{"type", "BlockRemoved"},
               {"block_hashes", event.hashes},
               {"medium", name_of(event.medium)},
-              {"group_idx", 0}};
+              {"group_idx", group}};
     default:
       return {{"type", "AllBlocksCleared"}};
   }
@@ -98,7 +103,7 @@ OrderedJson as_map(const BlockEvent& event, std::size_t tokens_per_block) {
 Bytes encoded(const std::vector<BlockEvent>& events, const PublisherOptions& options) {
   OrderedJson list = OrderedJson::array();
   for (const BlockEvent& event : events)
-    list.push_back(options.form == EventForm::maps ? as_map(event, options.tokens_per_block)
+    list.push_back(options.form == EventForm::maps ? as_map(event, options)
                                                    : as_array(event, options.tokens_per_block));
   return OrderedJson::to_msgpack(OrderedJson::array({unix_time(), std::move(list), 0}));
 }
@@ -127,7 +132,8 @@ class KvPublisher::Worker {
  public:
   explicit Worker(PublisherOptions options)
       : options_(std::move(options)),
-        blocks_(options_.tokens_per_block, options_.with_tenants),
+        blocks_(options_.tokens_per_block, options_.with_tenants,
+                options_.window > 0 && options_.form == EventForm::maps),
         tier_blocks_(options_.with_tenants),
         publish_(bound(context_, zmq::socket_type::pub, options_.address)),
         replay_(bound(context_, zmq::socket_type::router, options_.replay)),

@@ -27,7 +27,8 @@ struct PublisherOptions {
   std::string topic = "kv-events";
   EventForm form = EventForm::arrays;
   std::size_t tokens_per_block = 64;
-  bool with_tenants = false;        ///< whether tokens of tenants with a salt are published, too
+  std::int32_t window = 0;    ///< of layers whose K/V goes before that of others; 0: none have one
+  bool with_tenants = false;  ///< whether tokens of tenants with a salt are published, too
   std::size_t num_batches = 10000;  ///< that are kept to be sent again
 };
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chunkattn/cache/windowed_layers.hpp>
 #include <chunkattn/chunkattn.hpp>
 #include <chunkattn/events/cache_events.hpp>
 #include <chunkattn/interop/block_table.hpp>
@@ -29,13 +30,15 @@ using Tree = chunkattn::PrefixTree<std::int32_t, 8>;
 
 /// Follows events of blocks, as somebody who knows nothing else.
 struct Subscriber {
-  std::map<std::uint64_t, std::vector<int>> paths;  // by hash, from the start of the prompt
+  std::map<std::uint64_t, std::vector<int>> paths;     // by hash, from the start of the prompt
+  std::map<std::uint64_t, std::vector<int>> windowed;  // those that layers with a window have
 
   void apply(const std::vector<BlockEvent>& changes) {
     for (const BlockEvent& change : changes) {
-      if (change.kind == BlockEvent::Kind::cleared) paths.clear();
+      auto& of_group = change.is_windowed ? windowed : paths;
+      if (change.kind == BlockEvent::Kind::cleared) paths.clear(), windowed.clear();
       if (change.kind == BlockEvent::Kind::removed)
-        for (const std::uint64_t hash : change.hashes) REQUIRE(paths.erase(hash) == 1);
+        for (const std::uint64_t hash : change.hashes) REQUIRE(of_group.erase(hash) == 1);
       if (change.kind != BlockEvent::Kind::stored) continue;
       REQUIRE(change.tokens.size() == 8 * change.hashes.size());
       std::uint64_t parent = change.parent;
@@ -46,7 +49,7 @@ struct Subscriber {
         path.insert(path.end(), first, first + 8);
         parent = change.hashes[i];
         CHECK((parent >> 63) == 0);
-        REQUIRE(paths.emplace(parent, std::move(path)).second);
+        REQUIRE(of_group.emplace(parent, std::move(path)).second);
       }
     }
   }
@@ -114,6 +117,71 @@ TEST_CASE("blocks are the tree's full chunks, whatever its spans are") {
     Subscriber late;
     late.apply(table.all());
     CHECK(late.paths == subscriber.paths);
+  }
+}
+
+TEST_CASE("blocks of layers with a window are those that they have all of") {
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    CAPTURE(seed);
+    std::mt19937 random(static_cast<std::uint32_t>(seed));
+    const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+    Tree tree(chunkattn::PoolAllocator{.max_chunks = 60});
+    // A row reads a block before it.
+    chunkattn::WindowedLayers<Tree> near(
+        tree, {.window = 9, .max_chunks = 30, .max_cached_chunks = seed == 1 ? 30u : 10u});
+    chunkattn::AttentionPlan plan;
+    BlockTable table(8, /*with_tenants=*/false, /*with_windows=*/true);
+    BlockTable full(8, /*with_tenants=*/false);
+    Subscriber subscriber, of_full;
+    std::vector<BlockEvent> changes, full_changes;
+    std::size_t removed = 0, most = 0;
+    const chunkattn::CacheEvents events(
+        tree,
+        [&](const chunkattn::CacheEvent& event, std::span<const std::int32_t> tokens) {
+          table.apply(event, tokens, changes);
+          full.apply(event, tokens, full_changes);
+        },
+        1, near);
+    for (int round = 0; round < 500; ++round) {
+      std::vector<int> prompt;
+      for (int i = 0, n = 1 + below(60); i < n; ++i) prompt.push_back(i % 5 == 0 ? below(3) : i);
+      const std::uint64_t tenant = below(8) == 0 ? 1 : 0;
+      auto sequence = tree.try_insert(prompt, {.name_space = {.tenant = tenant}});
+      if (!sequence) continue;
+      near.resume(*sequence);
+      while (sequence->num_uncomputed() > 0) {
+        auto step = tree.begin_step();
+        if (!step.add(*sequence, static_cast<std::size_t>(1 + below(20)))) break;
+        (void)near.view(plan.build(step));
+        auto finished = std::move(step).finish();
+        for (const auto& row : finished.rows()) finished.commit(row, 1);
+        if (sequence->size() > prompt.size() + static_cast<std::size_t>(below(12))) break;
+      }
+      if (below(100) == 0) tree.clear();
+      sequence.reset();
+      for (const BlockEvent& change : changes)
+        if (change.is_windowed && change.kind == BlockEvent::Kind::removed)
+          removed += change.hashes.size();
+      subscriber.apply(std::exchange(changes, {}));
+      of_full.apply(std::exchange(full_changes, {}));
+      REQUIRE(of_full.paths == subscriber.paths);
+      std::set<std::vector<int>> expected, held;
+      for (const auto& path : cached(tree, false))
+        if (near.find(path) == path.size()) expected.insert(path);
+      for (const auto& [hash, path] : subscriber.windowed) {
+        REQUIRE(subscriber.paths.at(hash) == path);
+        REQUIRE(held.insert(path).second);
+      }
+      REQUIRE(held == expected);
+      most = std::max(most, held.size());
+    }
+    CHECK(removed > 100);
+    CHECK(most > 5);
+    CHECK(of_full.windowed.empty());
+    Subscriber late;
+    late.apply(table.all());
+    CHECK(late.paths == subscriber.paths);
+    CHECK(late.windowed == subscriber.windowed);
   }
 }
 

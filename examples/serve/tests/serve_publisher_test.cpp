@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <chunkattn/cache/windowed_layers.hpp>
 #include <chunkattn/chunkattn.hpp>
 #include <chunkattn/events/cache_events.hpp>
 #include <chunkattn/tiers/tiers.hpp>
@@ -63,23 +64,32 @@ Message message_of(const zmq::message_t& number, const zmq::message_t& payload) 
 }
 
 struct Setup {
+  using Tree = chunkattn::PrefixTree<int, 4>;
+
   explicit Setup(std::size_t num_batches = 100, bool with_tenants = false,
-                 EventForm form = EventForm::arrays) {
+                 EventForm form = EventForm::arrays, std::int32_t window = 0) {
     options = publisher_addresses("ipc:///tmp/serve_publisher_test." + std::to_string(::getpid()));
     options.tokens_per_block = 4;
     options.num_batches = num_batches;
     options.with_tenants = with_tenants;
     options.form = form;
+    options.window = window;
     publisher.emplace(options);
     for (zmq::socket_t* socket : {&events, &again}) {
       socket->set(zmq::sockopt::linger, 0);
       socket->set(zmq::sockopt::rcvtimeo, limit_ms);
     }
     again.connect(options.replay);
-    tree_events.emplace(tree,
-                        [this](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
-                          publisher->add(event, tokens);
-                        });
+    follow();
+  }
+  template <class... Components>
+  void follow(const Components&... components) {
+    tree_events.emplace(
+        tree,
+        [this](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+          publisher->add(event, tokens);
+        },
+        chunkattn::CacheEvents<Tree>::new_stream(), components...);
   }
   ~Setup() {
     for (const std::string& address : {options.address, options.replay})  // ZeroMQ leaves the files
@@ -121,8 +131,8 @@ struct Setup {
   zmq::context_t context;
   zmq::socket_t events{context, zmq::socket_type::sub}, again{context, zmq::socket_type::dealer};
   std::optional<KvPublisher> publisher;
-  chunkattn::PrefixTree<int, 4> tree{chunkattn::PoolAllocator{.max_chunks = 4}};
-  std::optional<chunkattn::CacheEvents<decltype(tree)>> tree_events;
+  Tree tree{chunkattn::PoolAllocator{.max_chunks = 4}};
+  std::optional<chunkattn::CacheEvents<Tree>> tree_events;
 };
 
 }  // namespace
@@ -209,6 +219,42 @@ TEST_CASE("as maps, an event has the fields that vLLM 0.32 writes, and its type 
   // Readers choose by the first key what the others are.
   const std::string& bytes = messages[1].bytes;
   CHECK(bytes.find("type") < bytes.find("block_hashes"));
+}
+
+TEST_CASE("blocks that layers with a window have are a group of their own, in maps") {
+  for (const EventForm form : {EventForm::maps, EventForm::arrays}) {
+    Setup s(100, false, form, /*window=*/3);
+    chunkattn::WindowedLayers<Setup::Tree> near(s.tree, {.window = 3, .max_chunks = 4});
+    s.follow(near);
+    chunkattn::AttentionPlan plan;
+    auto sequence = s.tree.insert({1, 2, 3, 4, 5, 6, 7, 8});
+    near.resume(sequence);
+    auto step = s.tree.begin_step();
+    REQUIRE(step.add(sequence));
+    (void)near.view(plan.build(step));
+    (void)std::move(step).finish();
+    s.publisher->flush();
+    const auto messages = s.replay_until(2);
+    const Json& batch = messages[1].payload[1];
+    if (form == EventForm::arrays) {
+      CHECK(batch.size() == 1);
+      continue;
+    }
+    REQUIRE(batch.size() == 2);
+    CHECK(batch[0]["group_idx"] == 0);
+    REQUIRE(batch[0]["block_hashes"].size() == 2);
+    CHECK(batch[1] == Json{{"type", "BlockStored"},
+                           {"block_hashes", {batch[0]["block_hashes"][1]}},
+                           {"parent_block_hash", batch[0]["block_hashes"][0]},
+                           {"token_ids", {5, 6, 7, 8}},
+                           {"block_size", 4},
+                           {"lora_id", nullptr},
+                           {"medium", "GPU"},
+                           {"lora_name", nullptr},
+                           {"group_idx", 1},
+                           {"kv_cache_spec_kind", "sliding_window"},
+                           {"kv_cache_spec_sliding_window", 3}});
+  }
 }
 
 TEST_CASE("one message stands for those that are kept no longer") {

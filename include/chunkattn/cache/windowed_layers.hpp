@@ -148,8 +148,7 @@ class WindowedLayers {
   /// ticket, but the group's chunks, and only those that windows touch. Call it once for each plan,
   /// before write() and run() of any layer of the group; run() takes SlidingWindow{window}, or
   /// another variant with masked() that hides as much, and refuses what does not.
-  /// \throws InvalidArgument for a sequence without its window: see is_ready(), and for drafts that
-  ///         are a tree
+  /// \throws InvalidArgument for a sequence without its window: see is_ready()
   /// \throws OutOfChunks with nothing changed but what was cached; the step is to be dropped
   [[nodiscard]] LiveView view(const typename Tree::StepView& step_view) {
     detail::check_current(step_view);

@@ -33,7 +33,7 @@ struct CacheEvent {
   std::uint64_t parent = 0;
   Namespace name_space{};             ///< of the tokens
   std::int32_t position = 0;          ///< position in the prompt of the first of them
-  std::int32_t length = 0;            ///< number of tokens; of `stored` they all lie in one chunk
+  std::int32_t length = 0;            ///< how many; but for `evicted` they all lie in one chunk
   ChunkIndex first_chunk = no_chunk;  ///< the chunk of the first of them
   std::int32_t first_offset = 0;      ///< its offset in this chunk
   std::int32_t group = 0;  ///< kept, lost: in which place of CacheSnapshot::reach the component is

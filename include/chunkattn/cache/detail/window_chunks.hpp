@@ -238,7 +238,7 @@ class WindowChunks {
   [[nodiscard]] std::size_t at(const Slots& s) const noexcept {
     return to_size(s.chunk) * to_size(words_) + to_size(s.word);
   }
-  void free(ChunkIndex c) noexcept {
+  [[gnu::noinline]] void free(ChunkIndex c) noexcept {
     if (free_sink_) [[unlikely]]
       (*free_sink_)(c);
     if (watch_ != nullptr) [[unlikely]]

@@ -178,8 +178,7 @@ class WindowGroup final : public NodeObserver {
     if (own != nullptr) {
       begin = own->num_copied;
       num_planned = own->ends.size();
-      if (points_.is_watched() && has_run) [[unlikely]]
-        tell_written(step, *own);
+      if (has_run) points_.tell({own->slots.data(), own->slots.size()}, /*is_kept=*/true);
       writes_.settle(*own, 0, begin, has_run);
     }
     for (std::size_t e = 0; e < step.entries.size(); ++e) {
@@ -332,14 +331,6 @@ class WindowGroup final : public NodeObserver {
               });
         });
   }
-  // Those who follow the group are told before its sequences move on.
-  void tell_written(const StepRecord& step, const WindowWrites::OfStep& own) const noexcept {
-    std::size_t begin = own.num_copied;  // copies go to tails, which no prompt finds
-    for (std::size_t e = 0; e < own.ends.size(); begin = own.ends[e++])
-      if (!is_superseded(step.entries[e]))
-        points_.tell(std::span(own.slots.data() + begin, own.slots.data() + own.ends[e]),
-                     /*is_kept=*/true);
-  }
   // The step has made its copies for the tree alone.
   void lose_copies(std::uint64_t step) noexcept {
     for (const PendingCopy& copy : core_.pending_copies) {
@@ -468,7 +459,6 @@ class WindowGroup final : public NodeObserver {
   TreeCore& core_;
   WindowChunks chunks_;
   WindowSearch search_;
-  WindowPoints points_;
   WindowWrites writes_{chunks_, core_.steps};
   WindowHolds holds_{core_, chunks_, search_};
   Array<Wanted> wanted_;
@@ -476,6 +466,7 @@ class WindowGroup final : public NodeObserver {
   std::size_t num_missing_ = 0;  ///< chunks, where take_wanted() failed
   mutable Array<PartOfNode> nodes_;
   std::uint64_t num_recomputed_ = 0;
+  WindowPoints points_;
 };
 
 }  // namespace detail

@@ -66,10 +66,11 @@ class WindowPoints final : public ResumePoints, private FreeSink {
     if (of_tree == no_chunk) return;
     const Topology& topology = core_.topology;
     for_each_run(slots.word, slots.mask, [&](std::int32_t at, std::int32_t run) {
-      topology.for_each_node_in(of_tree, [&](NodeIndex n, std::int32_t first, std::int32_t count) {
-        const std::int32_t offset = topology.geometry.offset(topology.node(n).begin + first);
+      topology.for_each_node_in(of_tree, [&](NodeIndex n, std::int32_t first) {
+        const TreeNode& node = topology.node(n);
+        const std::int32_t offset = topology.geometry.offset(node.begin + first);
         const std::int32_t begin = (std::max)(at, offset);
-        const std::int32_t end = (std::min)(at + run, offset + count);
+        const std::int32_t end = (std::min)(at + run, offset + node.length - first);
         if (begin < end) ResumePoints::tell(n, first + begin - offset, end - begin, is_kept);
       });
     });

@@ -147,8 +147,8 @@ class Topology {
       offset = 0;
     }
   }
-  /// Calls f(node, first, count) for the nodes that have tokens in a chunk, the last one first:
-  /// [first, first + count) of each lie there.
+  /// Calls f(node, first) for the nodes that have tokens in a chunk, the last one first: `first` is
+  /// the first of these tokens.
   template <class F>
   void for_each_node_in(ChunkIndex s, const F& f) const {
     NodeIndex index = chunks_[s].owner;
@@ -160,8 +160,7 @@ class Topology {
       else
         for (ChunkIndex c = s; c != n.first_chunk; c = chunks_[c].prev) ++before;
       const std::int32_t first = (std::max)(before * geometry.size - n.begin, 0);
-      const std::int32_t end = (std::min)((before + 1) * geometry.size - n.begin, n.length);
-      if (first < end) f(index, first, end - first);
+      if (first < n.length) f(index, first);
       if (left > 1) index = ancestor_in(s, index);
     }
   }

@@ -225,15 +225,15 @@ class TokenMirror {
     const auto found = spans_.find(event.span);
     check_argument(found != spans_.end(), "event.span", event.span, "a span that is stored");
     Span& span = found->second;
-    check_argument(event.group >= 0 && to_size(event.group) < reach_.size(), "event.group",
-                   event.group, {"one of the snapshot's ", reach_.size()});
+    check_argument(to_size(event.group) < reach_.size(), "event.group", event.group,
+                   {"one of the snapshot's ", reach_.size()});
     const std::int64_t first = std::int64_t{event.position} - span.position;
     check_argument(
         event.length > 0 && first >= 0 && first + event.length <= std::ssize(span.tokens),
         "event.position", event.position,
         {"event.length = ", event.length, ", at least 1, tokens of a span that has [",
          span.position, ", ", span.end(), ")"});
-    if (span.kept.empty()) span.kept.resize(reach_.size());
+    span.kept.resize(reach_.size());
     std::vector<bool>& kept = span.kept[to_size(event.group)];
     if (kept.size() < to_size(first + event.length)) kept.resize(to_size(first + event.length));
     std::fill_n(kept.begin() + first, event.length, event.kind == CacheEvent::Kind::kept);
