@@ -229,7 +229,7 @@ int main(int argc, char **argv) {
       must(chunkattn_step_add(step, sequences[live[i]], 0, NULL, NULL, 0, &added));
     }
     must(chunkattn_step_build(step, plan));
-    if (chunkattn_step_num_rows(step) == 0) return fprintf(stderr, "the texts take more than %d chunks\n", max_chunks), 1;
+    if (chunkattn_step_num_rows(step) == 0) fprintf(stderr, "the texts take more than %d chunks\n", max_chunks), exit(1);
     computed += chunkattn_step_num_rows(step);
     float *x;
     forward(step, plan, &x);
@@ -263,5 +263,6 @@ int main(int argc, char **argv) {
   fprintf(stderr, "%ld rows computed; of %d prompt tokens %d were shared\n", computed, (int)stats.prompt_tokens,
           (int)(stats.cached_tokens + stats.pending_tokens));
   chunkattn_plan_destroy(plan), chunkattn_tree_destroy(tree), chunkattn_attention_destroy(attention);
+  free(tokens);
   return 0;
 }
