@@ -718,7 +718,13 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
          "length = -1: expected positions of the sequence");
   failed(chunkattn_sequence_blocks(s, 0, nullptr, 0),
          "kv_len = 0: expected 1 to the sequence's known and reserved tokens, or -1");
+  failed(chunkattn_sequence_truncate(s, 0), "length = 0: expected 1 to the sequence's size");
+  failed(chunkattn_sequence_truncate(s, -1), "length = -1: expected 1 to the sequence's size");
   CHECK(chunkattn_sequence_append(s, tokens.data(), 60) == CHUNKATTN_OUT_OF_CHUNKS);
+  CHECK(chunkattn_error() ==
+        std::string("out of chunks: fewer are free or cached than the tokens need"));
+  CHECK(chunkattn_events_create(tree, nullptr, nullptr, 0) == nullptr);
+  CHECK(chunkattn_error() == std::string("sink = null: expected what is to get the events"));
 
   chunkattn_step* const step = chunkattn_step_begin(tree);
   REQUIRE(step != nullptr);
@@ -740,6 +746,15 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
   failed(chunkattn_step_rows(step, nullptr, 0),
          "step = open: expected one that has finished: see chunkattn_step_finish()");
   Config other_size = good;
+  other_size.fair = 1;
+  chunkattn_tree* const fair = chunkattn_tree_create(&other_size);
+  for (const int weight : {0, -1, (1 << 20) + 1})
+    failed(chunkattn_tree_set_tenant(fair, 1, weight, -1),
+           ("weight = " + std::to_string(weight) + ": expected 1 to 2^20").c_str());
+  failed(chunkattn_tree_set_tenant(fair, 1, 1, -2),
+         "quota = -2: expected a count of chunks, or -1 for no limit");
+  CHECK(chunkattn_tree_set_tenant(fair, 1, 1 << 20, 0) == 0);
+  chunkattn_tree_destroy(fair);
   other_size.chunk_size = 32;
   chunkattn_tree* const other = chunkattn_tree_create(&other_size);
   chunkattn_sequence* foreign = nullptr;
@@ -776,6 +791,7 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
   REQUIRE(chunkattn_step_finish(step) == 0);
   failed(chunkattn_step_finish(step), "step = finished: expected one that is open or in flight");
   failed(chunkattn_step_commit(step, nullptr, tokens.data(), 1), "row = null: expected not null");
+  failed(chunkattn_step_build(step, plan), "step = finished: expected one that is open");
   CHECK(chunkattn_step_num_rows(step) == 47);
   chunkattn_row row{};
   REQUIRE(chunkattn_step_rows(step, &row, 1) == 2);
@@ -811,6 +827,67 @@ TEST_CASE("a tree in C refuses bad input by names of tree.h, with nothing change
   chunkattn_mirror_destroy(nullptr);
 }
 
+TEST_CASE("the least of a count in C is none of its zeros") {
+  chunkattn_tree_config config{};
+  config.version = CHUNKATTN_C_VERSION, config.chunk_size = 16, config.max_chunks = 8;
+  const auto used_after = [&] {  // of chunks, once a text of three has left
+    chunkattn_tree* const tree = chunkattn_tree_create(&config);
+    REQUIRE(tree != nullptr);
+    const TokenList tokens(48);
+    chunkattn_sequence* s = nullptr;
+    REQUIRE(chunkattn_tree_insert(tree, tokens.data(), 48, nullptr, &s) == 0);
+    REQUIRE(chunkattn_sequence_mark_loaded(s, 0, 48) == 0);
+    chunkattn_sequence_destroy(s);
+    chunkattn_tree_stats stats{};
+    REQUIRE(chunkattn_tree_trim(tree, 8) == 0);  // changes the tree, so that the sequence leaves
+    REQUIRE(chunkattn_tree_get_stats(tree, &stats) == 0);
+    chunkattn_tree_destroy(tree);
+    return stats.used_chunks;
+  };
+  CHECK(used_after() == 3);
+  config.high_watermark = 2;
+  CHECK(used_after() == 2);
+  config.low_watermark = 1;
+  CHECK(used_after() == 1);
+  config.low_watermark = 0, config.high_watermark = 1;
+  CHECK(used_after() == 1);
+  config.no_retention = 1;
+  CHECK(used_after() == 0);
+}
+
+TEST_CASE("copies of a fork are counted in C where there is no room for them") {
+  chunkattn_tree_config config{};
+  config.version = CHUNKATTN_C_VERSION, config.chunk_size = 16, config.max_chunks = 8;
+  chunkattn_tree* const tree = chunkattn_tree_create(&config);
+  chunkattn_plan* const plan = chunkattn_step_plan_create();
+  const TokenList tokens(20);
+  chunkattn_sequence *s = nullptr, *fork = nullptr;
+  chunkattn_added added{};
+  chunkattn_insert_options options{};
+  options.no_output = 1;
+  REQUIRE(chunkattn_tree_insert(tree, tokens.data(), 20, &options, &s) == 0);
+  REQUIRE(chunkattn_sequence_mark_loaded(s, 0, 20) == 0);
+  REQUIRE(chunkattn_sequence_append(s, tokens.data(), 3) == 0);  // a short tail of its own
+  REQUIRE(chunkattn_sequence_mark_loaded(s, 20, 2) == 0);
+  REQUIRE(chunkattn_sequence_fork(s, -1, &fork) == 0);
+  chunkattn_step* const step = chunkattn_step_begin(tree);
+  for (chunkattn_sequence* const one : {s, fork})
+    CHECK(chunkattn_step_add(step, one, 0, nullptr, nullptr, 0, &added) == 0);
+  REQUIRE(chunkattn_step_build(step, plan) == 0);
+  chunkattn_copy copies[3] = {};
+  const std::int64_t count = chunkattn_plan_copies(plan, copies, 3);
+  REQUIRE(count == 1);
+  CHECK(copies[0].length == 2);
+  CHECK(copies[0].source_begin == 4);
+  CHECK(copies[0].source_chunk != copies[0].target_chunk);
+  copies[0].length = -1;
+  CHECK(chunkattn_plan_copies(plan, copies, 0) == count);
+  CHECK(copies[0].length == -1);
+  CHECK(chunkattn_plan_copies(plan, nullptr, 0) == count);
+  chunkattn_step_destroy(step), chunkattn_plan_destroy(plan);
+  chunkattn_sequence_destroy(s), chunkattn_sequence_destroy(fork), chunkattn_tree_destroy(tree);
+}
+
 TEST_CASE("a mirror in C refuses events and snapshots that no tree gives") {
   CHECK(chunkattn_mirror_create(17, 0) == nullptr);
   CHECK(chunkattn_error() == std::string("chunk_size = 17: expected 16, 32, 64 or 128"));
@@ -841,6 +918,14 @@ TEST_CASE("a mirror in C refuses events and snapshots that no tree gives") {
   refuses(event, tokens.data(),
           "event->length = 17: expected 1 to the chunk size, 16, of a stored one");
   chunkattn_snapshot snapshot{};
+  chunkattn_event span = event;
+  span.kind = 256, span.length = 16, span.parent = 1;
+  snapshot.spans = &span, snapshot.tokens = tokens.data(), snapshot.num_tokens = 16;
+  snapshot.num_spans = 1, snapshot.unit = 1;
+  CHECK(chunkattn_mirror_load(mirror, &snapshot) == CHUNKATTN_FAILED);
+  CHECK(chunkattn_error() == std::string("snapshot->spans->kind = 256: expected CHUNKATTN_STORED = "
+                                         "0, CHUNKATTN_EVICTED = 1 or CHUNKATTN_CLEARED = 2"));
+  snapshot = {};
   snapshot.num_spans = 1, snapshot.unit = 1;
   CHECK(chunkattn_mirror_load(mirror, &snapshot) == CHUNKATTN_FAILED);
   CHECK(chunkattn_error() == std::string("snapshot->spans = null: expected num_spans events"));

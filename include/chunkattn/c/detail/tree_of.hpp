@@ -116,7 +116,6 @@ class StepOf final : public chunkattn_step {
     return view_.num_rows;
   }
   void build(chunkattn_step_plan& plan) override {
-    view_ = {};
     view_ = plan.plan.build(open());
     plan.view = view_;
     plan.geometry = {.page_size = Tree::chunk_size,
