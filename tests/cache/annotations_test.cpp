@@ -311,7 +311,7 @@ TEST_CASE("the first values of a column are those of rows that decode") {
 }
 
 TEST_CASE("rows that decode, in chunks of several words, with values of an odd size") {
-  using Wide = PrefixTree<int, 256, PoolAllocator, Lru>;
+  using Wide = PrefixTree<int, 256>;
   struct Bytes {
     unsigned char bytes[5];
   };
