@@ -95,7 +95,6 @@ class WindowSearch {
 
   // Slots after a match in its last chunk, free or not.
   [[nodiscard]] std::int32_t slots_after(const PathMatch& match) const noexcept {
-    if (match.used == 0) return 0;
     const auto& geometry = core_.topology.geometry;
     const std::int32_t offset = geometry.offset(core_.topology.node(match.last).begin + match.used);
     return offset == 0 ? 0 : geometry.size - offset;

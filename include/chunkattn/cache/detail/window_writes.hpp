@@ -82,7 +82,7 @@ class WindowWrites {
   void plan_again() noexcept {
     for (const bool counts : {false, true})
       for (const OfStep& writes : all_) {
-        if (writes.step == 0 || steps_.is_void(writes.step) == counts) continue;
+        if (steps_.is_void(writes.step) == counts) continue;  // so is what has no step
         for (const WindowChunks::Slots& slots : writes.slots)
           counts ? chunks_.plan(slots) : chunks_.settle(slots, false);
       }
