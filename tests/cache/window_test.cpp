@@ -635,6 +635,48 @@ TEST_CASE("a group's cache checks what the group writes") {
   auto finished = std::move(step).finish();
 }
 
+TEST_CASE("a plan covers windows that are far apart, and those of a sequence that goes back") {
+  using Tree = PrefixTree<int, 16>;
+  Model<Tree> model(20);
+  const Tokens prompt = test::iota(0, 400);
+  {  // K/V of full layers alone: both compute the group's again
+    auto loaded = model.tree.insert(prompt);
+    loaded.mark_loaded({0, 400});
+  }
+  Tokens first = prompt, second = prompt;
+  first.push_back(500);
+  second.push_back(600);
+  auto one = model.tree.insert(first), two = model.tree.insert(second);
+  model.layers.resume(one);
+  model.layers.resume(two);
+  const auto step = [&](Tree::Sequence& a, std::size_t rows, Tree::Sequence* b) {
+    auto next = model.tree.begin_step();
+    REQUIRE(next.add(a, rows));
+    if (b != nullptr) REQUIRE(next.add(*b, rows));
+    const auto view = model.plan.build(next);
+    check_pieces(model.layers, view, model.layers.view(view));
+    const auto finished = std::move(next).finish();
+  };
+  step(two, 35, nullptr);
+  step(one, 300, nullptr);
+  for (int i = 0; i < 3; ++i) step(one, 1, nullptr);
+  REQUIRE(model.layers.resume(one, 35) == 35);        // by what the other has
+  for (int i = 0; i < 3; ++i) step(one, 1, nullptr);  // the same rows of the same sequence
+  for (auto* const ahead : {&one, &two}) {
+    step(*ahead, 150, nullptr);
+    for (int i = 0; i < 3; ++i) step(one, 5, &two);
+    for (int i = 0; i < 3; ++i) step(two, 5, &one);
+  }
+}
+
+TEST_CASE("chunks may have one token") {
+  using Tree = PrefixTree<int, 1>;
+  Model<Tree> model(3);
+  auto one = model.join(test::iota(0, 9));
+  CHECK(model.layers.find(test::iota(0, 9)) == 9);
+  CHECK(model.layers.stats().used_chunks == 3);
+}
+
 TEST_CASE("a step whose view was not taken leaves sequences not ready") {
   using Tree = PrefixTree<int, 16>;
   Model<Tree> model(40);
