@@ -10,6 +10,7 @@ Exit 77 where there is no Chromium."""
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -136,6 +137,9 @@ def check_chats(browser, url, screenshot):
     browser.ask("$('ask').value = 'What is a tree?'; send(); true")
     browser.wait_for("running === 0 && document.querySelectorAll('.assistant .note').length === 1")
     assert len(browser.ask("document.querySelector('.assistant').innerText")) > 20
+    # What became of the prompt in the cache shows when the note is touched.
+    why = browser.ask("document.querySelector('.assistant summary').click(); document.querySelector('.why li').innerText")
+    assert re.fullmatch(r"\d+ tokens? from 0: (found in the cache|never seen)", why), why
     # Others are there, too: their chats are about two documents.
     others = [threading.Thread(target=chat, args=(url, document, question))
               for document in DOCUMENTS for question in QUESTIONS]

@@ -383,6 +383,7 @@ std::string HttpServer::chunks(bool has_key) const {
 std::string HttpServer::tree(const httplib::Request& request) const {
   TreeRights rights;
   rights.matches = !options_.hides_cached;
+  rights.explains = served_.explains;
   rights.failure = service_.failure();
   const std::string salt = request.get_header_value("X-Cache-Salt");
   if (has_key(request) && options_.tree_texts)

@@ -59,6 +59,7 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
       {"windows", std::move(windows)},
       {"preemptions", counters.engine.preemptions}};
   if (rights.matches) all["cached_tokens"] = counters.cached_tokens;
+  if (rights.explains) all["explains"] = true;
   if (!rights.failure.empty()) all["failure"] = rights.failure;
   return all.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

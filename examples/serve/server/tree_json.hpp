@@ -17,6 +17,7 @@ struct TreeRights {
   /// Whether there are nodes, and how much of prompts was cached: where they end, and how many
   /// there are, reveals a guess.
   bool matches = true;
+  bool explains = false;     ///< whether requests may have explain_cache
   std::string failure = {};  ///< why the engine can do no more; empty while it can
 };
 /// The text of /tree: counts, and nodes with their parents first, 1,000 at most.

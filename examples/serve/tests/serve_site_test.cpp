@@ -348,6 +348,8 @@ TEST_CASE("who asks is told why a prompt was found in the cache, or was not") {
   CHECK(counted("other_tenant") == 0);
   CHECK(counted("never_seen") >= 50 + 30 + 30 + 30);
 
+  CHECK(reply_of(client.Get("/tree")).body["explains"] == true);  // the page asks
+
   // Nothing is added for who does not ask.
   CHECK(!post(client, completions, request("words")).body["usage"].contains("cache_reports"));
   body["explain_cache"] = 1;
@@ -368,5 +370,6 @@ TEST_CASE("why a prompt was found is refused where it is hidden, and where nobod
     body["explain_cache"] = false;
     CHECK(post(client, completions, body).status == 200);
     CHECK((client.Get("/metrics")->body.find("explained") == std::string::npos) == hides);
+    CHECK(!reply_of(client.Get("/tree")).body.contains("explains"));
   }
 }
