@@ -142,6 +142,7 @@ struct RowPlaces {
   std::uintptr_t begin;
   Axis outer, inner;
   std::int64_t row_bytes;
+  bool heads_first = false;  ///< the outer axis is that of heads: the same rows in another order
 
   RowPlaces(const HeadRows<const void>& rows, std::size_t width) noexcept
       : begin(reinterpret_cast<std::uintptr_t>(rows.data)),
@@ -152,6 +153,7 @@ struct RowPlaces {
       const Axis heads = inner;
       inner = outer;
       outer = heads;
+      heads_first = true;
     }
   }
   friend bool operator==(const RowPlaces&, const RowPlaces&) = default;
