@@ -219,7 +219,7 @@ struct Anything {
              : random.chance(0.6) ? Kind::stored
                                   : Kind::evicted;
     if (random.chance(0.005)) e.kind = Kind::cleared;
-    if (random.chance(0.4)) e.kind = random.chance(0.7) ? Kind::kept : Kind::lost;
+    if (random.chance(0.25)) e.kind = random.chance(0.7) ? Kind::kept : Kind::lost;
     e.group = random.uniform(random.chance(0.1) ? -1 : 0, random.chance(0.9) ? 1 : 2);
     e.span = span();
     e.parent = random.chance(0.2) ? e.span : span();
@@ -412,7 +412,7 @@ TEST_CASE("any events: refused or taken over as by a plain map") {
       mirror.load(empty);
       REQUIRE(plain.load(empty));
       int taken = 0;
-      for (int i = 0; i < test::scaled(6000); ++i) {
+      for (int i = 0; i < test::scaled(9000); ++i) {
         CacheEvent event = any.event(unit, plain);
         event.number = mirror.number() + 1;
         const auto tokens = any.tokens(any.random.chance(0.98) ? event.length : 3);
