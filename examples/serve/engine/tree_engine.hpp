@@ -386,7 +386,6 @@ class TreeEngine final : public Engine {
       return sequence;
     }
     work.swapped->options.name_space = options.name_space;
-    work.swapped->options.max_reuse = options.max_reuse;
     return std::visit(
         [&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped, companions()); },
         attention_->cache());

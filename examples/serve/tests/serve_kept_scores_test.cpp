@@ -299,6 +299,8 @@ TEST_CASE("choices of a prompt that is scored: it is said once, by the first eve
     request.choices = 3;
     request.max_length = 54;
     request.labels = {7, 8};
+    request.logit_bias = {{7, 5}};  // of what is sampled alone
+    const auto own = own_distributions(engine.model, engine.products, request.prompt).back();
     for (const bool is_again : {false, true}) {
       const std::size_t before = engine.engine->stats().rows;
       engine.engine->submit(request);
@@ -306,7 +308,9 @@ TEST_CASE("choices of a prompt that is scored: it is said once, by the first eve
       const std::vector<Event> events = engine.engine->take_events();
       CHECK(events.size() == 3 * 4);
       CHECK(events[0].prompt_logprobs.size() == 49);
-      CHECK(events[0].labels.size() == 2);
+      REQUIRE(events[0].labels.size() == 2);
+      for (std::size_t i = 0; i < 2; ++i)
+        CHECK(std::abs(events[0].labels[i] - own[to_size(request.labels[i])]) < 1e-5f);
       for (std::size_t i = 1; i < events.size(); ++i) {
         CHECK(events[i].prompt_logprobs.empty());
         CHECK(events[i].labels.empty());

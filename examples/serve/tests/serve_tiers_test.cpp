@@ -171,6 +171,19 @@ TEST_CASE("texts over tiers are those without, whatever is evicted, rounded or d
   }
 }
 
+TEST_CASE("while a prompt is loaded others are computed") {
+  Fixture f;
+  const test::ScratchFolder folder;
+  const std::vector<int> prompt = tokens_from(1, 100);
+  (void)run(*f.engine(f.options(folder.path)), {request_of(1, prompt, 1)});
+  const auto engine = f.engine(f.options(folder.path));
+  engine->submit(request_of(1, prompt, 1));
+  engine->submit(request_of(2, tokens_from(2, 6), 1));  // no whole block
+  CHECK(engine->step(0));
+  CHECK(engine->stats().rows > 0);  // not one step is spent on waiting
+  while (engine->step(0)) continue;
+}
+
 TEST_CASE("a directory knows tenants by their salts, not by their numbers") {
   Fixture f;
   const test::ScratchFolder folder;
