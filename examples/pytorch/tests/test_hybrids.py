@@ -140,6 +140,10 @@ class HybridsTest(unittest.TestCase):
             before = ours.stats["steps"]
             ours.generate([prompt], max_new_tokens=1, eos_token_id=None)
             self.assertEqual(ours.stats["steps"] - before, steps)
+        short = Generator(ours.model, max_states=8, check=False)
+        for token in range(12):  # as well when all states are kept that may be
+            short.generate([[token] * 20], max_new_tokens=1, eos_token_id=None)
+        self.assertEqual(short.stats["steps"], 12)
         # A chat goes on from its end.
         request, = ours.generate([[9] * 30], max_new_tokens=20, eos_token_id=None)
         again, = ours.generate([[9] * 30 + request.tokens + [3]], max_new_tokens=1, eos_token_id=None)
