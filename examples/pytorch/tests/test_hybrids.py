@@ -212,6 +212,19 @@ class HybridsTest(unittest.TestCase):
             self.assertTrue((logits.argmax(-1)[sure] == torch.tensor(request.tokens)[sure]).all())
         self.check_idle(ours)
 
+    def test_cancelled_while_it_is_computed_again(self):
+        """Its state is that after its own rows, though K/V of more tokens is there."""
+        draw, model = self.draw(), make("lfm2")
+        ours, recorder = Generator(model, step_tokens=20, check=False), Recorder()
+        base = [draw.randrange(200) for _ in range(100)]
+        ours.generate([base], max_new_tokens=1, eos_token_id=None)
+        request = ours.submit(base[:80] + [201] * 5, max_new_tokens=1, eos_token_id=None)
+        ours.step()
+        request.cancel()
+        again, = ours.generate([request.prompt], max_new_tokens=1, eos_token_id=None, logits_processor=[recorder])
+        self.assertEqual(again.cached_tokens, 20)
+        self.assertLess(check_logits(self, model, again, recorder, TOLERANCE), TOLERANCE)
+
     def test_memory(self):
         """kv_bytes counts states, too, and all that fits is used."""
         for family in FAMILIES:
