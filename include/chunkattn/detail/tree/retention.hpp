@@ -40,10 +40,10 @@ template <std::integral To, class Answer>
 /// Options with both watermarks.
 /// \throws InvalidArgument where they cross, or the high one is missing
 [[nodiscard]] inline RetentionOptions checked_options(RetentionOptions options) {
-  constexpr std::size_t none = RetentionOptions::no_watermark;
-  check_argument(options.low_watermark == none || options.high_watermark != none, "low_watermark",
+  constexpr std::size_t unset = RetentionOptions::no_watermark;
+  check_argument(options.low_watermark == unset || options.high_watermark != unset, "low_watermark",
                  options.low_watermark, "none without high_watermark");
-  if (options.low_watermark == none) options.low_watermark = options.high_watermark;
+  if (options.low_watermark == unset) options.low_watermark = options.high_watermark;
   check_argument(options.low_watermark <= options.high_watermark, "low_watermark",
                  options.low_watermark, {"at most high_watermark, ", options.high_watermark});
   return options;
