@@ -13,9 +13,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// tokens. The elements of a row are neighbours. It owns nothing and is an aggregate: name its
 /// members.
 ///
-///     // rows of [q heads | K heads | V heads], for write(layer, plan, k, v) and run(layer, plan,
-///     q, out) const HeadRows<float> all{.data = qkv, .num_tokens = n, .num_heads = 12, .head_dim =
-///     64,
+///     // of [q heads | K heads | V heads], for write() and run()
+///     const HeadRows<float> all{.data = qkv, .num_tokens = n, .num_heads = 12, .head_dim = 64,
 ///                               .stride_token = 12 * 64, .stride_head = 64};
 ///     const auto q = all.heads(0, 8), k = all.heads(8, 2), v = all.heads(10, 2);
 ///
