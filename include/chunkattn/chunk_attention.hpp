@@ -195,11 +195,11 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     detail::check_current(plan);
     const PlanView& view = plan;
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
-    const auto rows = [&](const char* name, const auto& given, int dim) {
+    const auto rows = [&](const char* name, const auto& given, int elements) {
       return detail::checked_rows(name, given, view.num_rows, layer.num_kv_heads,
-                                  "layer.num_kv_heads", dim,
-                                  dim == HeadDim ? "num_rows * num_kv_heads * head_dim"
-                                                 : "num_rows * num_kv_heads * value_dim");
+                                  "layer.num_kv_heads", elements,
+                                  elements == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                                      : "num_rows * num_kv_heads * value_dim");
     };
     detail::check_row_scales(layer, "write() gives each row a scale of its own");
     const auto keys = rows("k", k, HeadDim);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-#include <utility>
 
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
@@ -24,13 +23,16 @@ void check_shared_scales(const KvView<T>& layer) {
                  "layer.scales", static_cast<int>(layer.scales),
                  "KvScales::per_row, per_head or per_layer");
   const char* const scales = name_of(layer.scales);
-  for (const auto& [name, stride] :
-       {std::pair{"layer.scale_stride_chunk", layer.scale_stride_chunk},
-        std::pair{"layer.scale_stride_head", layer.scale_stride_head}})
-    check_argument(stride == 0, name, stride, {"0 where scales are ", scales});
-  for (const auto& [name, slabs] : {std::pair{"layer.k_scale_slabs", layer.k_scale_slabs},
-                                    std::pair{"layer.v_scale_slabs", layer.v_scale_slabs}})
+  const auto check_stride = [&](const char* name, std::int64_t elements) {
+    check_argument(elements == 0, name, elements, {"0 where scales are ", scales});
+  };
+  check_stride("layer.scale_stride_chunk", layer.scale_stride_chunk);
+  check_stride("layer.scale_stride_head", layer.scale_stride_head);
+  const auto check_slabs = [&](const char* name, const void* slabs) {
     check_argument(slabs == nullptr, name, "given", {"null where scales are ", scales});
+  };
+  check_slabs("layer.k_scale_slabs", layer.k_scale_slabs);
+  check_slabs("layer.v_scale_slabs", layer.v_scale_slabs);
 }
 
 /// Checks that each row has a scale of its own, which `what` reads or writes.
@@ -52,8 +54,8 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
       "cache that follows its tree or was grown");
   const auto check_strides = [&](const char* of, std::int64_t token, std::int64_t chunk,
                                  std::int64_t head) {
-    const auto check = [of](std::int64_t stride, std::int32_t count, const char* unit) {
-      if (stride == 0 && count > 1) [[unlikely]]
+    const auto check = [of](std::int64_t elements, std::int32_t count, const char* unit) {
+      if (elements == 0 && count > 1) [[unlikely]]
         fail_argument(joined({"layer.", of, unit}), 0, {"elements from a ", unit, " to the next"});
     };
     check(token, layer.chunk_size, "token");
