@@ -41,7 +41,8 @@ struct ScatteredStorage {
       head = heads_beside ? row : row * chunk_size;
       chunk = std::int64_t{row} * num_kv_heads * chunk_size;
       memory.resize(static_cast<std::size_t>(first + num_chunks * chunk));
-      std::memset(memory.data(), 0xff, memory.size() * sizeof(T));  // NaN, if there is one
+      std::memset(static_cast<void*>(memory.data()), 0xff,
+                  memory.size() * sizeof(T));  // NaN, if there is one
       return memory.data() + first;
     };
     view.num_chunks = num_chunks;
