@@ -17,11 +17,12 @@ enum class Command : std::uint8_t { submit, cancel, stop, step, end };
 template <class R, class F>
 void for_fields(R& request, const F& f) {
   auto& [id, prompt, max_length, choices, sampling, logit_bias, stop_tokens, ignore_eos, min_tokens,
-         logprobs, prompt_logprobs, scored_from, labels, tenant, salt, deadline, start_by] =
-      request;
+         logprobs, prompt_logprobs, scored_from, labels, explains, tenant, salt, deadline,
+         start_by] = request;
   f(id), f(prompt), f(max_length), f(choices), f(sampling), f(logit_bias), f(stop_tokens);
   f(ignore_eos), f(min_tokens), f(logprobs);
-  f(prompt_logprobs), f(scored_from), f(labels), f(tenant), f(salt), f(deadline), f(start_by);
+  f(prompt_logprobs), f(scored_from), f(labels), f(explains), f(tenant), f(salt), f(deadline);
+  f(start_by);
 }
 
 class Leader final : public Engine {
