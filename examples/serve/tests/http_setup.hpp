@@ -165,6 +165,12 @@ class RawConnection {
     if (socket_ >= 0) ::close(socket_);
     socket_ = -1;
   }
+  /// Closes by a reset.
+  void reset() {
+    const linger at_once{1, 0};
+    CHECK(::setsockopt(socket_, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0);
+    close();
+  }
 
  private:
   int socket_;

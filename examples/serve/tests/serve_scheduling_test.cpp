@@ -337,6 +337,47 @@ TEST_CASE("swapping copies what is private, not what others have") {
   check_empty(*engine, options);
 }
 
+TEST_CASE("one whose path others have cut into too many chunks goes a way of its own") {
+  Fixture fixture;
+  const auto prompt_of = [](int tokens, int last) {
+    std::vector<int> prompt;
+    for (int i = 0; i < tokens; ++i) prompt.push_back(10 + i);
+    prompt.push_back(last);
+    return prompt;
+  };
+  Request request;
+  request.prompt = prompt_of(23, 33);
+  request.max_length = 48;  // 6 chunks
+  const auto alone = fixture.engine(fixture.options());
+  alone->submit(request);
+  const auto expected = run_to_end(*alone).at({0, 0}).tokens;
+  for (const Preempt preempt : both_preempts) {
+    EngineOptions options = fixture.options(Mode::tree, preempt);
+    options.max_chunks = 8;
+    const auto engine = fixture.engine(options);
+    for (int tokens = 3; tokens <= 23; tokens += 4) {  // each parts in the chunk of the one before
+      Request cuts;
+      cuts.prompt = prompt_of(tokens, 9);
+      cuts.max_length = cuts.prompt.size();
+      engine->submit(cuts);
+      (void)run_to_end(*engine);
+    }
+    // It takes the 6 chunks of the others and 2 of its own, where 39 tokens end: no ninth is there.
+    const std::size_t before = engine->stats().rows;
+    engine->submit(request);
+    const auto results = run_to_end(*engine);
+    CHECK(results.at({0, 0}).cached == 23);
+    CHECK(results.at({0, 0}).tokens == expected);
+    const bool is_swapped = preempt == Preempt::swap;
+    const EngineStats& stats = engine->stats();
+    CHECK(stats.swaps == (is_swapped ? 1 : 0));
+    CHECK(stats.restored_tokens == (is_swapped ? 38 : 0));
+    CHECK(stats.recomputed == (is_swapped ? 0 : 38));
+    CHECK(stats.rows - before == 24 + stats.recomputed);
+    check_empty(*engine, options);
+  }
+}
+
 TEST_CASE("sixty requests at once get all their tokens from ten chunks") {
   test::Random random(5);
   Fixture fixture({32, 64, 1, 4, 2, 60, 1024, true, 1e-5f, 10000.0f});

@@ -27,6 +27,15 @@ std::size_t settled_rows(ModelSite& s) {
   return s.site.service().counters().engine.rows;
 }
 
+/// Asks for the scores of two items.
+std::string two_items() {
+  const std::string body =
+      Json{{"query", {5}}, {"items", {{6}, {7}}}, {"label_token_ids", {9}}}.dump();
+  return "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+         "Connection: close\r\nContent-Length: " +
+         std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
 }  // namespace
 
 TEST_CASE("/v1/score gives the probabilities of labels, and computes the query once") {
@@ -194,6 +203,12 @@ TEST_CASE("a prompt that is repeated with its log-probabilities again computes w
   const Json second = echoed(longer, 5, 4);  // and what the last token of before says of the next
   for (std::size_t i = 0; i < 60; ++i) CHECK(second["top_logprobs"][i] == first["top_logprobs"][i]);
   CHECK(echoed(longer, 6, 63)["token_logprobs"] == second["token_logprobs"]);
+  // Without log-probabilities nothing is scored, and nothing of that is counted below.
+  const auto text =
+      post(client, completions, Json{{"prompt", longer}, {"echo", true}, {"max_tokens", 0}});
+  CHECK(text.status == 200);
+  CHECK(text.body["choices"][0]["logprobs"].is_null());
+  CHECK(text.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 62);
   const auto metrics = client.Get("/metrics");
   REQUIRE(static_cast<bool>(metrics));
   for (const std::string line :
@@ -343,21 +358,20 @@ TEST_CASE(
     "a client that goes away takes its items with it; one that only listens gets its scores") {
   ScriptedSite s;
   s.levers.held = true;
-  const std::string body =
-      Json{{"query", {5}}, {"items", {{6}, {7}}}, {"label_token_ids", {9}}}.dump();
-  const std::string head =
-      "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-      "Connection: close\r\nContent-Length: " +
-      std::to_string(body.size()) + "\r\n\r\n";
   const auto requests = [&] { return s.site.service().counters().requests; };
-  {
+  for (const bool resets : {false, true}) {
     RawConnection gone(s.site.port());
-    REQUIRE(gone.send(head + body));
+    REQUIRE(gone.send(two_items()));
     CHECK(eventually([&] { return requests() == 2; }));
+    if (resets) {
+      CHECK(gone.send("GET "));  // the end comes behind what nobody reads
+      gone.reset();
+    }
+    gone.close();
+    REQUIRE(eventually([&] { return requests() == 0; }));
   }
-  CHECK(eventually([&] { return requests() == 0; }));
   RawConnection listens(s.site.port());
-  REQUIRE(listens.send(head + body));
+  REQUIRE(listens.send(two_items()));
   listens.end_sending();
   CHECK(eventually([&] { return requests() == 2; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -367,6 +381,34 @@ TEST_CASE(
   CAPTURE(reply);
   CHECK(reply.starts_with("HTTP/1.1 200"));
   CHECK(reply.find("\"scoring\"") != std::string::npos);
+}
+
+TEST_CASE("behind the head of a reply comes what became of the items, also when the server ends") {
+  const std::string last_chunk = "\r\n0\r\n\r\n";
+  for (const bool fails : {false, true}) {
+    ScriptedSite s;
+    s.levers.held = true;
+    RawConnection listens(s.site.port());
+    REQUIRE(listens.send(two_items()));
+    listens.end_sending();
+    CHECK(listens.read("\r\n\r\n").starts_with("HTTP/1.1 200"));
+    std::thread stopping([&] {
+      if (!fails) s.site.stop();  // waits for it
+    });
+    s.levers.fails = fails ? 1 : 0;
+    if (fails)
+      CHECK(eventually([&] { return s.site.service().counters().requests == 1; }));
+    else
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    s.levers.held = false;
+    const std::string reply = listens.read();
+    stopping.join();
+    CAPTURE(reply);
+    const char* const said =
+        fails ? "it has failed in the engine: it does not like this one" : "\"object\":\"scoring\"";
+    CHECK(reply.find(said) != std::string::npos);
+    CHECK(reply.ends_with(last_chunk) == !fails);  // what fails is no whole reply
+  }
 }
 
 TEST_CASE("probabilities that a model does not have are 0") {
