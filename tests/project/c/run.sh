@@ -110,11 +110,13 @@ fi
 
 # Hostile calls, under ASan and UBSan.
 sanitize="-fsanitize=address,undefined -fno-sanitize-recover=all"
-echo '#include <chunkattn/c/tree.ipp>' >tree.cpp
+echo '#include <cstdint>
+#define CHUNKATTN_C_KERNELS(X) X(8, 8, std::int8_t, float)
+#include <chunkattn/c/chunkattn.ipp>' >hostile.cpp
 # shellcheck disable=SC2086
-compile -g1 $sanitize -shared tree.cpp -o libhostile.so -pthread
+compile -g1 $sanitize -shared hostile.cpp -o libhostile.so -pthread
 # shellcheck disable=SC2086
 "$cc" -std=c11 -Wall -Wextra -Werror -g1 $sanitize -I "$root/include" "$root/tests/project/c/hostile.c" -L. -lhostile \
-  -Wl,-rpath,"$PWD" -o hostile
+  -Wl,-rpath,"$PWD" -lm -o hostile
 ./hostile "${CHUNKATTN_SEED:-$RANDOM}" 100000 || fail "hostile.c"
 cat attend.log router.log
