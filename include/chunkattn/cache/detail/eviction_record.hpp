@@ -48,7 +48,7 @@ class EvictionRecord {
 
   /// A unit is evicted: the last one, whatever was known of the same before.
   void add(std::uint64_t key, const Namespace& space, EvictionCause cause) noexcept {
-    const std::size_t i = static_cast<std::size_t>(total_ % capacity());
+    const std::size_t i = slot_of(total_);
     if (total_ >= capacity()) drop(i);
     const std::uint64_t flags =
         static_cast<std::uint64_t>(cause) | (space.is_public ? public_flag : 0);
@@ -73,7 +73,7 @@ class EvictionRecord {
                                         std::uint64_t to) const noexcept {
     std::uint64_t count = 0;
     for (std::uint64_t number = from + 1; number <= to; ++number) {
-      const Packed& entry = entries_[static_cast<std::size_t>(number % capacity())];
+      const Packed& entry = entries_[slot_of(number)];
       count += entry.tenant == tenant && (entry.key & public_flag) == 0;
     }
     return count;
@@ -89,15 +89,20 @@ class EvictionRecord {
   static constexpr std::uint64_t bits_per_key = 16;
   static constexpr int num_probes = 8;
 
+  static std::size_t index(std::uint64_t n) noexcept { return static_cast<std::size_t>(n); }
+  /// Where unit number `n` of all is, or was.
+  [[nodiscard]] std::size_t slot_of(std::uint64_t n) const noexcept {
+    return index(n % capacity());
+  }
   [[nodiscard]] Entry at(std::size_t i) const noexcept {
     const Packed& entry = entries_[i];
-    const std::size_t newest = static_cast<std::size_t>((total_ - 1) % capacity());
+    const std::size_t newest = slot_of(total_ - 1);
     const std::size_t age = newest >= i ? newest - i : newest + capacity() - i;
     return {static_cast<EvictionCause>(entry.key & (public_flag - 1)),
             (entry.key & public_flag) != 0, entry.tenant, total_ - 1 - age};
   }
   [[nodiscard]] std::size_t home(std::uint64_t key) const noexcept {
-    return static_cast<std::size_t>((key & ~flag_bits) * 0x9e3779b97f4a7c15u >> table_shift_);
+    return index((key & ~flag_bits) * 0x9e3779b97f4a7c15u >> table_shift_);
   }
   /// Where the key stands in the table, or the empty slot where it would.
   [[nodiscard]] std::size_t find_slot(std::uint64_t key) const noexcept {
@@ -137,15 +142,14 @@ class EvictionRecord {
       in_half_ = 0;
     }
     for_each_bit(key, [this](std::uint64_t bit) {
-      filter_[0][static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << bit % 64;
+      filter_[0][index(bit / 64)] |= std::uint64_t{1} << bit % 64;
     });
     ++in_half_;
   }
   [[nodiscard]] bool has(const Array<std::uint64_t>& half, std::uint64_t key) const noexcept {
     bool all = true;
-    for_each_bit(key, [&](std::uint64_t bit) {
-      all = all && (half[static_cast<std::size_t>(bit / 64)] >> bit % 64 & 1) != 0;
-    });
+    for_each_bit(
+        key, [&](std::uint64_t bit) { all = all && (half[index(bit / 64)] >> bit % 64 & 1) != 0; });
     return all;
   }
 
