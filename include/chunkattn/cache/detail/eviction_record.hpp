@@ -39,7 +39,7 @@ class EvictionRecord {
   [[nodiscard]] std::uint64_t total() const noexcept { return total_; }
   [[nodiscard]] std::size_t capacity() const noexcept { return entries_.size(); }
   [[nodiscard]] std::size_t size() const noexcept {
-    return total_ < capacity() ? static_cast<std::size_t>(total_) : capacity();
+    return total_ < capacity() ? total_ : capacity();
   }
   [[nodiscard]] std::size_t bytes() const noexcept {
     return entries_.size() * sizeof(Packed) + table_.size() * sizeof(std::uint32_t) +
@@ -89,11 +89,8 @@ class EvictionRecord {
   static constexpr std::uint64_t bits_per_key = 16;
   static constexpr int num_probes = 8;
 
-  static std::size_t index(std::uint64_t n) noexcept { return static_cast<std::size_t>(n); }
   /// Where unit number `n` of all is, or was.
-  [[nodiscard]] std::size_t slot_of(std::uint64_t n) const noexcept {
-    return index(n % capacity());
-  }
+  [[nodiscard]] std::size_t slot_of(std::uint64_t n) const noexcept { return n % capacity(); }
   [[nodiscard]] Entry at(std::size_t i) const noexcept {
     const Packed& entry = entries_[i];
     const std::size_t newest = slot_of(total_ - 1);
@@ -102,7 +99,7 @@ class EvictionRecord {
             (entry.key & public_flag) != 0, entry.tenant, total_ - 1 - age};
   }
   [[nodiscard]] std::size_t home(std::uint64_t key) const noexcept {
-    return index((key & ~flag_bits) * 0x9e3779b97f4a7c15u >> table_shift_);
+    return (key & ~flag_bits) * 0x9e3779b97f4a7c15u >> table_shift_;
   }
   /// Where the key stands in the table, or the empty slot where it would.
   [[nodiscard]] std::size_t find_slot(std::uint64_t key) const noexcept {
@@ -141,15 +138,14 @@ class EvictionRecord {
       filter_[0].assign(filter_[1].size(), 0);
       in_half_ = 0;
     }
-    for_each_bit(key, [this](std::uint64_t bit) {
-      filter_[0][index(bit / 64)] |= std::uint64_t{1} << bit % 64;
-    });
+    for_each_bit(
+        key, [this](std::uint64_t bit) { filter_[0][bit / 64] |= std::uint64_t{1} << bit % 64; });
     ++in_half_;
   }
   [[nodiscard]] bool has(const Array<std::uint64_t>& half, std::uint64_t key) const noexcept {
     bool all = true;
-    for_each_bit(
-        key, [&](std::uint64_t bit) { all = all && (half[index(bit / 64)] >> bit % 64 & 1) != 0; });
+    for_each_bit(key,
+                 [&](std::uint64_t bit) { all = all && (half[bit / 64] >> bit % 64 & 1) != 0; });
     return all;
   }
 
