@@ -218,6 +218,22 @@ TEST_CASE("a prompt that is repeated with its log-probabilities again computes w
   }
 }
 
+TEST_CASE("a prompt whose time is over before it is scored is repeated without log-probabilities") {
+  ServiceOptions service;
+  service.request_seconds = 0;
+  ModelSite s({}, ModelSite::options(), service);
+  auto client = s.site.client();
+  const auto reply =
+      post(client, completions,
+           Json{{"prompt", "abc"}, {"echo", true}, {"logprobs", 1}, {"max_tokens", 1}});
+  CAPTURE(reply.body.dump());
+  REQUIRE(reply.status == 200);
+  const Json& choice = reply.body["choices"][0];
+  CHECK(choice["cut_off"] == "deadline");
+  CHECK(choice["text"] == "abc");
+  CHECK(choice["logprobs"].is_null());
+}
+
 TEST_CASE("an item of a batch fails alone; one of a request, with all") {
   ModelSite s;
   std::vector<Job> jobs;
