@@ -475,7 +475,7 @@ Request drawn_request(Random& random, const std::vector<std::vector<int>>& begin
 
 TEST_CASE("random requests are answered as alone, whatever is shared, evicted, cancelled, stored") {
   Random random(24);
-  int preemptions = 0, swaps = 0;
+  int preemptions = 0;
   std::size_t recalled = 0, window_tokens = 0, loads = 0;
   for (int round = 0; round < scaled(4); ++round) {
     CAPTURE(round);
@@ -554,14 +554,14 @@ TEST_CASE("random requests are answered as alone, whatever is shared, evicted, c
       }
       const EngineStats& stats = engine.stats();
       preemptions += stats.preemptions;
-      swaps += stats.swaps;
+      if (options.preempt == Preempt::swap)
+        CHECK(stats.swaps + stats.swaps_refused >= stats.preemptions);
       recalled += stats.recalled_tokens;
       window_tokens += stats.window_tokens;
       loads += stats.tiers.loaded_tokens + stats.tiers.loads_late;
     }
   }
   CHECK(preemptions > 0);
-  CHECK(swaps > 0);
   CHECK(recalled > 0);
   CHECK(window_tokens > 0);
   CHECK(loads > 0);
