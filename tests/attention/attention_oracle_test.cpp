@@ -181,6 +181,28 @@ TEST_CASE("a row that sees nothing gives zeros and an lse of minus infinity") {
   }
 }
 
+TEST_CASE("beside a logit of 0 a sink rounds by its own size") {
+  Random random(45);
+  test::RandomPlanOptions options;
+  options.num_sequences = options.max_length = options.max_queries = 1;
+  const test::RandomPlan plan = make_random_plan(random, options);
+  test::KvStorage<half> kv(plan.num_chunks, 1, options.chunk_size, 64);
+  const std::vector<float> q(64);
+  ChunkAttention<Cpu, 64> attention(1);
+  for (int i = 0; i < test::scaled(300); ++i) {
+    fill_kv(random, plan, kv.view, 1.0f, 5000.0f);
+    std::vector<float> sinks(1);
+    random.fill(std::span(sinks), 4.0f);
+    std::vector<float> out(64);
+    attention.run(kv.view, plan.view(), Sinks{sinks}, q, out);
+    const Reference reference =
+        reference_attention(kv.view, plan.view(), std::span<const float>(q), {},
+                            {.sink = [&](int) { return static_cast<double>(sinks[0]); }});
+    CAPTURE(sinks[0]);
+    CHECK(compare_with_reference(reference, std::span<const float>(out)).ok());
+  }
+}
+
 TEST_CASE("sm_scale replaces 1 / sqrt(head_dim)") {
   Random random(43);
   test::RandomPlanOptions options;

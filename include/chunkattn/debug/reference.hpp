@@ -67,7 +67,7 @@ struct Reference {
   std::vector<double> lse;    ///< [num_rows][num_qo_heads], natural log; -infinity for an empty row
   std::vector<double> abs_v;  ///< as `out`: sum p|v|, by which rounding errors of p are weighted
   /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant times its
-  /// gain, plus the size of its logit.
+  /// gain, plus the size of its logit. A sink has that of its logit.
   std::vector<double> logit_size;
   /// What errors relative to the largest probability are weighted by. As `out`:
   /// max(p * scale) * sum |v| / scale, with the scales of 8-bit rows.
@@ -214,7 +214,10 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
   for (std::size_t i = 0; i < dim; ++i)
     largest_query = (std::max)(largest_query, std::abs(static_cast<double>(to_float(query[i]))));
   double largest = -(std::numeric_limits<double>::max)();
-  if (variant.sink && variant.sink(at.head) > largest) largest = variant.sink(at.head);
+  if (variant.sink && variant.sink(at.head) > largest) {
+    largest = variant.sink(at.head);
+    if (std::isfinite(largest)) result.logit_size[line] = std::abs(largest);
+  }
   for (std::size_t t = 0; t < seen.count; ++t) {
     at.kv_idx = seen.position[t];
     if (variant.visible && !(visible[t] = variant.visible(at))) continue;
