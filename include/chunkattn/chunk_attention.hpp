@@ -126,8 +126,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param q      [num_rows][num_qo_heads][HeadDim], in the caller's order; float, half or
   ///               bfloat16, without gaps or as HeadRows
-  /// \param out    [num_rows][num_qo_heads][ValueDim], likewise; every element is written. It may be
-  ///               q itself, if that has as many bytes, and overlaps it no other way
+  /// \param out    [num_rows][num_qo_heads][ValueDim], likewise; every element is written. It may
+  ///               be q itself, if that has as many bytes, and overlaps it no other way
   /// \param options  where the softmax denominators go
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree. If the executor throws, `out` and

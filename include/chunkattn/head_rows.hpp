@@ -49,4 +49,19 @@ struct HeadRows {
   }
 };
 
+namespace detail {
+
+/// Rows at `data`, which lie there as others do.
+template <class To, class X>
+[[nodiscard]] HeadRows<To> rows_at(To* data, const HeadRows<X>& others) noexcept {
+  return {data,
+          others.num_tokens,
+          others.num_heads,
+          others.head_dim,
+          others.stride_token,
+          others.stride_head};
+}
+
+}  // namespace detail
+
 CHUNKATTN_NAMESPACE_END

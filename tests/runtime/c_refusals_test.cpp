@@ -621,6 +621,17 @@ struct Objects {
 constexpr Call every_call[]{create,      plan_create, build,       store,
                             store_slots, run,         store_apart, run_apart};
 
+// K and V in `memory`, with room between the heads of a page.
+void put_heads_apart(Input& i) {
+  i.memory.resize(2000);
+  for (std::int64_t* const strides : {i.layer.k_strides, i.layer.v_strides}) {
+    strides[0] = 200;
+    strides[1] = 100;
+  }
+  i.layer.k = i.memory.data();
+  i.layer.v = i.memory.data() + 1000;
+}
+
 }  // namespace
 
 template <>
@@ -752,13 +763,7 @@ TEST_CASE("good inputs at their edges are taken") {
     i.lse = i.apart.data() + 128;
   });
   taken(run_apart, [](Input& i) {  // between the heads of a page
-    i.memory.resize(2000);
-    for (std::int64_t* const strides : {i.layer.k_strides, i.layer.v_strides}) {
-      strides[0] = 200;
-      strides[1] = 100;
-    }
-    i.layer.k = i.memory.data();
-    i.layer.v = i.memory.data() + 1000;
+    put_heads_apart(i);
     i.out_apart = {i.memory.data() + 64 + 5, 100, 200};
   });
   taken(run, [](Input& i) { i.q_stride = 70; });
@@ -774,13 +779,7 @@ TEST_CASE("good inputs at their edges are taken") {
     i.layer.v = i.memory.data() + 4 * 128;
   });
   taken(run, [](Input& i) {  // between the heads of a page
-    i.memory.resize(2000);
-    for (std::int64_t* const strides : {i.layer.k_strides, i.layer.v_strides}) {
-      strides[0] = 200;
-      strides[1] = 100;
-    }
-    i.layer.k = i.memory.data();
-    i.layer.v = i.memory.data() + 1000;
+    put_heads_apart(i);
     i.lse = i.memory.data() + 64 + 5;
   });
   // Between the pages of a layer: other layers' pages, or whatever the engine has there.

@@ -210,12 +210,7 @@ inline int run_plan(chunkattn_attention* attention, const chunkattn_plan* plan,
   AnyAttention::RunOptions options{.lse = denominators};
   if (variant != nullptr) options.variant = variant_of(*variant, heads);
   const ElementType type = type_of(config.qo_type);
-  const HeadRows<void> written{const_cast<void*>(results.data),
-                               results.num_tokens,
-                               results.num_heads,
-                               results.head_dim,
-                               results.stride_token,
-                               results.stride_head};
+  const HeadRows<void> written = rows_at(const_cast<void*>(results.data), results);
   attention->attention->run(any_view(layer, config), view, {type, queries}, {type, written},
                             options);
   return 0;

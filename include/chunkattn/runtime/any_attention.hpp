@@ -67,8 +67,7 @@ struct ConstElements {
     requires QoElement<std::remove_const_t<X>>
   ConstElements(const HeadRows<X>& strided) noexcept
       : ConstElements(element_type_of<std::remove_const_t<X>>,
-                      {strided.data, strided.num_tokens, strided.num_heads, strided.head_dim,
-                       strided.stride_token, strided.stride_head}) {}
+                      detail::rows_at<const void>(strided.data, strided)) {}
 };
 
 /// An array that is written, of a type known at run time, or rows at distances of their own. It
@@ -98,16 +97,12 @@ struct Elements {
   /// Rows of float, half or bfloat16. CPU alone.
   template <QoElement X>
   Elements(const HeadRows<X>& strided) noexcept
-      : Elements(element_type_of<X>,
-                 {strided.data, strided.num_tokens, strided.num_heads, strided.head_dim,
-                  strided.stride_token, strided.stride_head}) {}
+      : Elements(element_type_of<X>, detail::rows_at<void>(strided.data, strided)) {}
 
   /// These elements, to be read.
   operator ConstElements() const noexcept {
     if (!rows) return {data, type, size};
-    return {type,
-            {rows->data, rows->num_tokens, rows->num_heads, rows->head_dim, rows->stride_token,
-             rows->stride_head}};
+    return {type, detail::rows_at<const void>(rows->data, *rows)};
   }
 };
 

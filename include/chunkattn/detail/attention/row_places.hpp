@@ -34,9 +34,7 @@ struct GivenRows {
 template <class X>
 [[nodiscard]] GivenRows<const X> read_only(const GivenRows<X>& given) noexcept {
   if (!given.has_strides) return GivenRows<const X>(std::span<const X>(given.array));
-  const HeadRows<X>& rows = given.rows;
-  return GivenRows<const X>(HeadRows<const X>{rows.data, rows.num_tokens, rows.num_heads,
-                                              rows.head_dim, rows.stride_token, rows.stride_head});
+  return GivenRows<const X>(rows_at<const X>(given.rows.data, given.rows));
 }
 
 template <class R>
@@ -48,8 +46,7 @@ inline constexpr bool is_rows<GivenRows<X>> = true;
 
 template <class X>
 [[nodiscard]] HeadRows<const void> untyped(const HeadRows<X>& rows) noexcept {
-  return {rows.data,     rows.num_tokens,   rows.num_heads,
-          rows.head_dim, rows.stride_token, rows.stride_head};
+  return rows_at<const void>(rows.data, rows);
 }
 template <class X>
 [[nodiscard]] HeadRows<X> rows_without_gaps(X* data, int num_tokens, int num_heads,

@@ -72,16 +72,12 @@ template <HeadSize... Sizes, class F>
 template <class T>
 [[nodiscard]] GivenRows<const T> typed(const ConstElements& elements) noexcept {
   if (const auto& r = elements.rows)
-    return GivenRows<const T>(HeadRows<const T>{static_cast<const T*>(r->data), r->num_tokens,
-                                                r->num_heads, r->head_dim, r->stride_token,
-                                                r->stride_head});
+    return GivenRows<const T>(rows_at(static_cast<const T*>(r->data), *r));
   return GivenRows<const T>(std::span(static_cast<const T*>(elements.data), elements.size));
 }
 template <class T>
 [[nodiscard]] GivenRows<T> typed(const Elements& elements) noexcept {
-  if (const auto& r = elements.rows)
-    return GivenRows<T>(HeadRows<T>{static_cast<T*>(r->data), r->num_tokens, r->num_heads,
-                                    r->head_dim, r->stride_token, r->stride_head});
+  if (const auto& r = elements.rows) return GivenRows<T>(rows_at(static_cast<T*>(r->data), *r));
   return GivenRows<T>(std::span(static_cast<T*>(elements.data), elements.size));
 }
 
